@@ -1,0 +1,98 @@
+"""Where it runs: one device type, the links between devices, and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Architecture = Literal["cpu", "volta", "ampere", "hopper", "blackwell"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator. Peaks are dense FLOP/s per dtype, sizes bytes, bandwidth bytes/s."""
+
+    name: str
+    architecture: Architecture
+    """Picks the kernel efficiencies of ``cost/data/roofline.yaml``."""
+    peaks: Mapping[str, float]
+    """Dense FLOP/s by dtype; a dtype that is absent is not supported."""
+    memory_bytes: float
+    """What a framework can use of the device's memory."""
+    bandwidth: float
+    """Bytes/s of device memory, by its data sheet."""
+    sms: int
+    l2_bytes: float
+    tdp_watts: float
+    dollars_per_hour: float | None = None
+    """Rental price of one device; ``None`` when no price is known."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One tier of interconnect, as a device sees it."""
+
+    name: str
+    bandwidth: float
+    """Nominal bytes/s per direction per device."""
+    efficiency: float
+    """Bus bandwidth that large collectives reach, as a share of ``bandwidth``."""
+    latency: float
+    """Seconds to start a collective on this tier."""
+    hop_latency: float
+    """Seconds that each further rank (or node) of the group adds."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal devices in equal nodes: a scale-up domain inside, a scale-out network between.
+
+    Raises ``ValueError`` when there is no device or the domain does not divide into nodes.
+    """
+
+    name: str
+    device: Device
+    nodes: int
+    gpus_per_node: int
+    scale_up: Link
+    scale_up_domain: int
+    """Devices that reach each other over ``scale_up`` (a node, or a rack for NVL72 parts)."""
+    scale_out: Link | None
+    """``None`` only where one scale-up domain holds all devices."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.gpus_per_node < 1:
+            raise ValueError(
+                f"cluster {self.name} has {self.nodes} nodes of {self.gpus_per_node} GPUs; "
+                "it needs at least one GPU"
+            )
+        if self.scale_up_domain < 1:
+            raise ValueError(
+                f"scale_up_domain={self.scale_up_domain} of {self.name} must be at least 1"
+            )
+        if self.scale_out is None and self.gpus > self.scale_up_domain:
+            raise ValueError(
+                f"cluster {self.name} has {self.gpus} GPUs in domains of {self.scale_up_domain} "
+                "but no scale_out link between them; name one"
+            )
+
+    @property
+    def gpus(self) -> int:
+        """All devices: the world size."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Dollars per hour for the whole cluster, where the device has a price."""
+        price = self.device.dollars_per_hour
+        return None if price is None else price * self.gpus
+
+    def peak(self, precision: str) -> float:
+        """Dense FLOP/s of one device in ``precision``; ``ValueError`` where it lacks it."""
+        if precision not in self.device.peaks:
+            known = ", ".join(self.device.peaks)
+            raise ValueError(f"{self.device.name} has no {precision} peak; use one of {known}")
+        return self.device.peaks[precision]

@@ -1,0 +1,88 @@
+"""A training framework's habits as data: what it stores, fuses, overlaps and allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FUSIONS = ("norm_residual", "bias_activation", "rope", "softmax", "cross_entropy")
+"""Groups of element-wise kernels that a framework may run as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """How one framework runs a plan. No kernel efficiency; every number has an entry in sources.
+
+    Seconds and bytes throughout; shares lie in [0, 1].
+    """
+
+    name: str
+
+    # What it keeps in memory.
+    gradient_bytes: float
+    """Bytes per gradient element held for the step (half-precision training)."""
+    logit_bytes: float
+    """Bytes per logit element alive at the loss (half-precision training)."""
+    weight_gradient_buffers: bool
+    """Keeps one half-precision buffer per distinct weight shape (Transformer Engine's fused
+    accumulation)."""
+    unsharded_layers: float
+    """Layers gathered at a time under zero=3 (the running one and the prefetched)."""
+    reserved_ratio: float
+    """Bytes that the caching allocator reserves over those allocated, at least 1."""
+    context_bytes: float
+    """Driver context and communicator buffers outside the allocator."""
+
+    # What it launches and fuses.
+    launch_forward: float
+    """Host seconds to launch one layer's forward: a floor under the layer's time."""
+    launch_backward: float
+    step_seconds: float
+    """Fixed host seconds per step."""
+    attention_kernel: str
+    """Fused attention kernel, by its name in the cost model's data."""
+    fused: frozenset[str]
+    """Which of ``FUSIONS`` it runs as one kernel."""
+    gradient_accumulation_traffic: float
+    """Share of the read and write of fp32 main gradients, per micro-batch, that is not hidden."""
+
+    # What it overlaps, and how well that hides.
+    overlap_grad: bool
+    overlap_param: bool
+    overlap_tp: bool
+    overlap_p2p: bool
+    hidden_tp: float
+    """Share of tensor-parallel communication hidden by GEMM overlap."""
+    hiding_cp: float
+    """Share of the attention time that context-parallel exchange can hide behind."""
+    exposed_cp: float
+    """Share of context-parallel exchange that stays exposed however long attention is."""
+    hiding_dp: float
+    """Share of the last backward that gradient reduction can hide behind."""
+    exposed_dp: float
+    """Share of gradient and parameter traffic that stays exposed: the last bucket."""
+    interference_zero3: float
+    """Slowdown under zero=3, as a share of the shorter of compute and gathering."""
+
+    # What remains.
+    straggler_per_doubling: float
+    """Relative slowdown for each doubling of the number of nodes."""
+    in_situ: Mapping[str, float]
+    """Measured over predicted step time, per cost model: kernels in a run against alone."""
+    uncertainty: float
+    """Half width of the interval around a step time, relative."""
+
+    # What it allows.
+    zero: tuple[int, ...]
+    recompute: tuple[str, ...]
+    max_tp: int
+    max_cp: int
+    max_pp: int
+    interleaving: bool
+    pipeline_zero: tuple[int, ...]
+    """Values of ``zero`` that work together with pp > 1."""
+    uneven_stages: bool
+    """Whether end stages may hold fewer layers than the others."""
+    rank_orders: tuple[str, ...]
+    sources: Mapping[str, str]
+    """Where each number comes from, by field."""

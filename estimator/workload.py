@@ -1,0 +1,53 @@
+"""What the user fixes before any choice is made: batch, sequence, precision, optimizer, budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Mode = Literal["train", "forward"]
+Attention = Literal["flash", "eager"]
+Optimizer = Literal["adam", "sgd", "sgd-momentum"]
+
+OPTIMIZER_STATES: dict[str, int] = {"adam": 2, "sgd-momentum": 1, "sgd": 0}
+"""fp32 moments that each optimizer keeps per parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training (or forward-only) job. Batches are global, in sequences.
+
+    Raises ``ValueError`` for a batch, sequence or budget below one.
+    """
+
+    global_batch: int
+    sequence: int
+    """Tokens per sequence."""
+    precision: Precision = "bf16"
+    """Of the GEMMs. fp8 keeps bf16 activations in memory and casts before each GEMM."""
+    mode: Mode = "train"
+    attention: Attention = "flash"
+    """``eager`` writes the sequence x sequence scores to memory, ``flash`` does not."""
+    optimizer: Optimizer = "adam"
+    dropout: bool = False
+    """Whether dropout runs (masks take time and memory)."""
+    token_budget: float | None = None
+    """Tokens of the whole run, for days and cost; ``None`` when not asked."""
+
+    def __post_init__(self) -> None:
+        for field in ("global_batch", "sequence"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+        if self.token_budget is not None and not 0 < self.token_budget < float("inf"):
+            raise ValueError(f"token_budget={self.token_budget} must be a positive number of tokens")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.global_batch * self.sequence
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one stored activation element."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
