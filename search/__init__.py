@@ -1,0 +1,1 @@
+"""Looking for the best plan, and saying what was found."""

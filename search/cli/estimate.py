@@ -1,0 +1,55 @@
+"""``trainplan estimate``: what one plan costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from search.cli import options
+
+
+def estimate(
+    plan: Annotated[
+        str, typer.Option("--plan", help="tp=8,pp=4,mbs=1,...; dp is what is left of the GPUs.")
+    ],
+    model: options.ModelName = options.EXAMPLE_MODEL,
+    cluster: options.ClusterName = options.EXAMPLE_CLUSTER,
+    global_batch: options.GlobalBatch = options.EXAMPLE_BATCH,
+    sequence: options.Sequence = options.EXAMPLE_SEQUENCE,
+    precision: options.PrecisionName = "bf16",
+    attention: options.AttentionName = "flash",
+    optimizer: options.OptimizerName = "adam",
+    mode: options.ModeName = "train",
+    tokens: options.Tokens = None,
+    stack: options.StackName = "megatron",
+    cost: options.CostName = "analytic",
+    json: options.JsonFile = None,
+) -> int:
+    """Price one plan: seconds and bytes, part by part.
+
+    Exit status 1 says that the plan does not fit; the answer is printed all the same.
+    """
+    problem = options.load_problem(
+        model=model,
+        cluster=cluster,
+        stack=stack,
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,
+        attention=attention,
+        optimizer=optimizer,
+        mode=mode,
+        tokens=tokens,
+    )
+    from search import contracts
+    from search.objective import Pricing, limited_by
+    from search.report.parts import estimate_text
+
+    pricing = Pricing(cost=cost)
+    value = options.price(problem, plan, pricing)
+    if json:
+        contracts.write(contracts.estimate(problem, cost, value, limited_by(value)), json)
+    if json != "-":
+        estimate_text(problem, value)
+    return 0 if value.fits else 1

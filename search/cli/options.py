@@ -1,0 +1,86 @@
+"""Options that several commands share, and the problem they describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from estimator.estimate import Estimate
+    from search.objective import Pricing
+    from spaces import Problem
+
+EXAMPLE_MODEL, EXAMPLE_CLUSTER = "llama-3.1-70b", "h100-sxm:64"
+EXAMPLE_BATCH, EXAMPLE_SEQUENCE = 512, 8192
+
+ModelName = Annotated[str, typer.Option("--model", help="A model by name, or a YAML file.")]
+ClusterName = Annotated[
+    str, typer.Option("--cluster", help="device:gpus, a cluster by name, or a YAML file.")
+]
+GlobalBatch = Annotated[int, typer.Option("--global-batch", help="Sequences per step.")]
+Sequence = Annotated[int, typer.Option("--seq", help="Tokens per sequence.")]
+PrecisionName = Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16, bf16 or fp8.")]
+AttentionName = Annotated[str, typer.Option("--attention", help="flash or eager.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="adam, sgd or sgd-momentum.")]
+Tokens = Annotated[
+    float | None, typer.Option("--tokens", help="Token budget of the run, for days and dollars.")
+]
+ModeName = Annotated[str, typer.Option("--mode", help="train or forward.")]
+StackName = Annotated[str, typer.Option("--stack", help="A framework by name, or a YAML file.")]
+CostName = Annotated[str, typer.Option("--cost", help="Cost model: analytic.")]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", help="Also write JSON here; - is standard output, alone.")
+]
+
+
+def load_problem(
+    *,
+    model: str,
+    cluster: str,
+    stack: str,
+    global_batch: int,
+    sequence: int,
+    precision: str,
+    attention: str,
+    optimizer: str,
+    mode: str,
+    tokens: float | None,
+) -> Problem:
+    """The problem that the options describe; ``ValueError`` in one line for a bad one."""
+    from typing import get_args
+
+    from estimator import workload as words
+    from estimator.catalog import load_cluster, load_model, load_stack
+    from spaces import Problem, check_problem
+
+    for option, given, kind in (
+        ("precision", precision, words.Precision),
+        ("attention", attention, words.Attention),
+        ("optimizer", optimizer, words.Optimizer),
+        ("mode", mode, words.Mode),
+    ):
+        if given not in get_args(kind):
+            raise ValueError(f"{option}={given} must be one of {', '.join(get_args(kind))}")
+    workload = words.Workload(
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        optimizer=optimizer,  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        token_budget=tokens,
+    )
+    problem = Problem(load_model(model), workload, load_cluster(cluster), load_stack(stack))
+    check_problem(problem.model, workload, problem.cluster, problem.stack)
+    return problem
+
+
+def price(problem: Problem, plan: str, pricing: Pricing) -> Estimate:
+    """What a legal plan costs; ``ValueError`` with rule, value and remedy for an illegal one."""
+    from estimator.plan import Plan, Plans
+    from spaces import check
+
+    parsed = Plan.parse(plan, world=problem.cluster.gpus)
+    check(problem.model, problem.workload, problem.cluster, problem.stack, parsed)
+    return pricing.estimates(problem, Plans.of([parsed]))[0]

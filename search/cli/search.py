@@ -1,0 +1,127 @@
+"""``trainplan search``: the fastest plans that fit."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from search.cli import options
+
+if TYPE_CHECKING:
+    from search.objective import Pricing
+    from search.strategies import Strategy
+    from search.study import Progress, Recommendation
+    from spaces import Problem, TransformerSpace
+
+
+def search(
+    model: options.ModelName = options.EXAMPLE_MODEL,
+    cluster: options.ClusterName = options.EXAMPLE_CLUSTER,
+    global_batch: options.GlobalBatch = options.EXAMPLE_BATCH,
+    sequence: options.Sequence = options.EXAMPLE_SEQUENCE,
+    precision: options.PrecisionName = "bf16",
+    attention: options.AttentionName = "flash",
+    optimizer: options.OptimizerName = "adam",
+    mode: options.ModeName = "train",
+    tokens: options.Tokens = None,
+    stack: options.StackName = "megatron",
+    cost: options.CostName = "analytic",
+    fix: Annotated[
+        list[str] | None, typer.Option("--fix", help="field=value that every plan has.")
+    ] = None,
+    most: Annotated[
+        list[str] | None, typer.Option("--max", help="field=value that no plan exceeds.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option("--forbid", help="field=value that no plan has.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", help="How many plans to rank.")] = 10,
+    strategy: Annotated[
+        str, typer.Option("--strategy", help="exhaustive, or optuna for samples.")
+    ] = "exhaustive",
+    trials: Annotated[int, typer.Option("--trials", help="Plans that optuna may try.")] = 400,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampler.")] = 0,
+    json: options.JsonFile = None,
+) -> int:
+    """Rank the fastest plans that fit; without options, a 70B model on 64 H100.
+
+    Exit status 1 says that no plan fits.
+    """
+    problem = options.load_problem(
+        model=model,
+        cluster=cluster,
+        stack=stack,
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,
+        attention=attention,
+        optimizer=optimizer,
+        mode=mode,
+        tokens=tokens,
+    )
+    from search import contracts
+    from search.misses import gpus_needed
+    from search.objective import Pricing
+    from search.report.table import recommendation_text
+    from spaces import Constraints, TransformerSpace
+
+    constraints = Constraints.parse(fix=fix or (), most=most or (), forbid=forbid or ())
+    space = TransformerSpace.build(
+        problem.model, problem.workload, problem.cluster, problem.stack, constraints
+    )
+    pricing = Pricing(cost=cost)
+    result = _watched(problem, space, _strategy(strategy, space, trials, seed), pricing, top)
+    if json:
+        contracts.write(contracts.recommendation(result), json)
+    if json != "-":
+        needed = None if result.ranked else gpus_needed(problem, constraints, pricing)
+        recommendation_text(result, needed)
+    return 0 if result.ranked else 1
+
+
+def _strategy(name: str, space: TransformerSpace, trials: int, seed: int) -> Strategy | None:
+    if name == "exhaustive" or not space.legal:
+        return None
+    if name == "optuna":
+        from search.sampling import OptunaSampling
+
+        return OptunaSampling(space, trials, seed)
+    raise ValueError(f"strategy={name} must be exhaustive or optuna")
+
+
+def _watched(
+    problem: Problem,
+    space: TransformerSpace,
+    strategy: Strategy | None,
+    pricing: Pricing,
+    top: int,
+) -> Recommendation:
+    """Search, with progress on standard error where that is a terminal."""
+    from search.study import recommend
+
+    def run(progress: Progress | None = None) -> Recommendation:
+        return recommend(
+            problem.model,
+            problem.workload,
+            problem.cluster,
+            stack=problem.stack,
+            space=space,
+            strategy=strategy,
+            pricing=pricing,
+            top=top,
+            progress=progress,
+        )
+
+    if not sys.stderr.isatty():
+        return run()
+    from rich.console import Console
+
+    with Console(stderr=True).status("searching") as status:
+
+        def show(looked: int, best: float) -> None:
+            found = f"best {best:.3f} s" if best < float("inf") else "none fits yet"
+            status.update(f"{looked:,} of {space.legal:,} legal plans, {found}")
+
+        return run(show)

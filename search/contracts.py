@@ -1,0 +1,277 @@
+"""The JSON documents that other tools read. Fields may be added, never renamed; SI units."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from estimator.cluster import Cluster, Device
+from estimator.estimate import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, Estimate
+from estimator.model import Transformer
+from estimator.stack import Stack
+from search.study import Recommendation
+from search.versions import versions
+from spaces import Problem
+
+RECOMMENDATION = "trainplan.recommendation.v1"
+CATALOG = "trainplan.catalog.v1"
+ESTIMATE = "trainplan.estimate.v1"
+EXPLANATION = "trainplan.explanation.v1"
+
+_NUMBER = (int, float)
+PLAN_COSTS: dict[str, Any] = {
+    "plan": dict,
+    "step_seconds": _NUMBER,
+    "low_seconds": _NUMBER,
+    "high_seconds": _NUMBER,
+    "closed_form_seconds": _NUMBER,
+    "time": dict.fromkeys(TIME_PARTS, _NUMBER),
+    "hidden": dict.fromkeys(HIDDEN_PARTS, _NUMBER),
+    "peak_bytes": _NUMBER,
+    "allocated_bytes": _NUMBER,
+    "capacity_bytes": _NUMBER,
+    "memory": dict.fromkeys(MEMORY_PARTS, _NUMBER),
+    "stages": list,
+    "tokens_per_second": _NUMBER,
+    "mfu": _NUMBER,
+    "limited_by": str,
+    "origin": dict,
+}
+"""What is said of one plan: field -> type(s), or the fields of a nested object."""
+_PROBLEM = {"model": dict, "workload": dict, "cluster": dict, "stack": dict, "cost": str}
+_RANKED = {"rank": int, "tie_group": int, "budget": (dict, type(None)), **PLAN_COSTS}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    RECOMMENDATION: {
+        "schema": str,
+        "problem": _PROBLEM,
+        "considered": int,
+        "legal": int,
+        "fitting": int,
+        "evaluated": int,
+        "left_out": dict,
+        "fidelity": str,
+        "ranked": [_RANKED],
+        "front": [{"plan": dict, "step_seconds": _NUMBER, "peak_bytes": _NUMBER}],
+        "nearest_misses": [
+            {
+                "plan": dict,
+                "peak_bytes": _NUMBER,
+                "excess_bytes": _NUMBER,
+                "change": (str, type(None)),
+            }
+        ],
+        "versions": dict,
+    },
+    ESTIMATE: {"schema": str, "problem": _PROBLEM, "fits": bool, **PLAN_COSTS, "versions": dict},
+    EXPLANATION: {"schema": str, "plans": [{"schema": str, "fits": bool, **PLAN_COSTS}]},
+    CATALOG: {
+        "schema": str,
+        "models": [{"name": str, "parameters": int, "active_parameters": int}],
+        "devices": [{"name": str, "memory_bytes": _NUMBER, "peaks": dict}],
+        "clusters": [{"name": str, "device": str, "gpus": int}],
+        "stacks": [{"name": str}],
+    },
+}
+"""Required fields of each document. A list holds the shape of its items."""
+
+
+def faults(value: Any, shape: Any, where: str = "document") -> list[str]:
+    """What keeps ``value`` from having ``shape``, one line each; empty when nothing does."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{where} is {value}"]
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return [f"{where} must be a list"]
+        return [f for i, item in enumerate(value) for f in faults(item, shape[0], f"{where}[{i}]")]
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return [f"{where} must be an object"]
+        missing = [f"{where}.{name} is missing" for name in shape if name not in value]
+        nested = [
+            fault
+            for name, part in shape.items()
+            if name in value
+            for fault in faults(value[name], part, f"{where}.{name}")
+        ]
+        return missing + nested
+    if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        return [f"{where} is a {type(value).__name__}"]
+    return []
+
+
+def recommendation(result: Recommendation) -> dict[str, Any]:
+    """The document ``trainplan.recommendation.v1``."""
+    return {
+        "schema": RECOMMENDATION,
+        "problem": _problem(result.problem, result.cost),
+        "considered": result.considered,
+        "legal": result.legal,
+        "evaluated": result.evaluated,
+        "fitting": result.fitting,
+        "left_out": dict(result.left_out),
+        "fidelity": result.fidelity,
+        "ranked": [
+            {"rank": row.rank, "tie_group": row.tie_group}
+            | _costs(row.estimate, row.limited_by)
+            | {"budget": budget_of(result.problem, row.estimate)}
+            for row in result.ranked
+        ],
+        "front": [
+            {
+                "plan": row.estimate.plan.to_dict(),
+                "step_seconds": row.estimate.step_seconds,
+                "peak_bytes": row.estimate.peak_bytes,
+            }
+            for row in result.front
+        ],
+        "nearest_misses": [
+            {
+                "plan": miss.plan.to_dict(),
+                "peak_bytes": miss.peak_bytes,
+                "excess_bytes": miss.excess_bytes,
+                "change": miss.change,
+            }
+            for miss in result.nearest_misses
+        ],
+        "versions": dict(result.versions),
+    }
+
+
+def estimate(problem: Problem, cost: str, value: Estimate, limit: str) -> dict[str, Any]:
+    """The document ``trainplan.estimate.v1``: one plan, whether or not it fits."""
+    return {
+        "schema": ESTIMATE,
+        "problem": _problem(problem, cost),
+        "fits": value.fits,
+        **_costs(value, limit),
+        "versions": versions(),
+    }
+
+
+def explanation(estimates: list[dict[str, Any]]) -> dict[str, Any]:
+    """The document ``trainplan.explanation.v1``: one plan, or two to compare."""
+    return {"schema": EXPLANATION, "plans": estimates}
+
+
+def catalog(
+    models: Iterable[Transformer] = (),
+    devices: Iterable[Device] = (),
+    clusters: Iterable[Cluster] = (),
+    stacks: Iterable[Stack] = (),
+) -> dict[str, Any]:
+    """The document ``trainplan.catalog.v1``."""
+    return {
+        "schema": CATALOG,
+        "models": [
+            plain(m) | {"parameters": m.parameters, "active_parameters": m.parameters}
+            for m in models
+        ],
+        "devices": [plain(device) for device in devices],
+        "clusters": [
+            {
+                "name": c.name,
+                "device": c.device.name,
+                "gpus": c.gpus,
+                "nodes": c.nodes,
+                "gpus_per_node": c.gpus_per_node,
+            }
+            for c in clusters
+        ],
+        "stacks": [plain(stack) for stack in stacks],
+    }
+
+
+def budget_of(problem: Problem, value: Estimate) -> dict[str, float | None] | None:
+    """Days and dollars that a plan takes for the token budget; ``None`` without a budget."""
+    tokens = problem.workload.token_budget
+    if tokens is None:
+        return None
+    seconds = tokens / value.tokens_per_second
+    price = problem.cluster.price_per_hour
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "dollars": None if price is None else price * seconds / 3600,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Values of the nouns as JSON has them: objects, lists, numbers, words."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def write(document: Mapping[str, Any], target: str) -> None:
+    """Write a document to a file (whole or not at all) or, for ``-``, to standard output.
+
+    Raises ``ValueError`` where the file cannot be written.
+    """
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise ValueError(f"cannot write {target}: {error.strerror}; name another file") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _problem(problem: Problem, cost: str) -> dict[str, Any]:
+    return {
+        "model": plain(problem.model) | {"parameters": problem.model.parameters},
+        "workload": plain(problem.workload),
+        "cluster": plain(problem.cluster) | {"gpus": problem.cluster.gpus},
+        "stack": plain(problem.stack),
+        "cost": cost,
+    }
+
+
+def _costs(value: Estimate, limit: str) -> dict[str, Any]:
+    return {
+        "plan": value.plan.to_dict(),
+        "step_seconds": value.step_seconds,
+        "low_seconds": value.low_seconds,
+        "high_seconds": value.high_seconds,
+        "closed_form_seconds": value.step_seconds,
+        "time": dict(value.time),
+        "compute_phases": dict(value.compute_phases),
+        "hidden": dict(value.hidden),
+        "peak_bytes": value.peak_bytes,
+        "allocated_bytes": value.allocated_bytes,
+        "capacity_bytes": value.capacity_bytes,
+        "memory": dict(value.memory),
+        "stages": value.stages,
+        "tokens_per_second": value.tokens_per_second,
+        "mfu": value.mfu,
+        "limited_by": limit,
+        "origin": dict(value.origin),
+    }

@@ -1,0 +1,141 @@
+"""The ranked table of a search, and why it came out so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from estimator.plan import ALIASES, NAMES, Plan
+from search.contracts import budget_of
+from search.misses import Miss
+from search.report.parts import budget_line, parts_line
+from search.report.units import console, gib, large, seconds, share
+from search.study import Ranked, Recommendation
+from spaces import rule_text
+
+ALWAYS = ("dp", "tp", "pp", "micro_batch")
+"""Plan fields that are columns even where all rows agree."""
+SHORT = {long: short for short, long in ALIASES.items()} | {
+    "recompute_layers": "layers",
+    "first_stage_layers": "first",
+    "last_stage_layers": "last",
+}
+
+
+def recommendation_text(result: Recommendation, gpus_needed: int | None = None) -> None:
+    """Print the answer of a search.
+
+    Args:
+        result: The answer.
+        gpus_needed: Where nothing fits: the number of GPUs on which something does, if known.
+    """
+    out = console()
+    problem = result.problem
+    workload = problem.workload
+    out.print(
+        f"{problem.model.name} on {problem.cluster.name} with {problem.stack.name}: "
+        f"{workload.global_batch} sequences of {workload.sequence} tokens, {workload.precision}"
+    )
+    if result.ranked:
+        _ranking(out, result.ranked)
+        _best(out, result)
+        _ties(out, result.ranked)
+    _counts(out, result)
+    if not result.ranked:
+        out.print("\nNothing fits.", style="bold")
+    if result.nearest_misses and not result.ranked:
+        _misses(out, result.nearest_misses, gpus_needed)
+
+
+def _ranking(out: Console, rows: Sequence[Ranked]) -> None:
+    plans = [row.estimate.plan for row in rows]
+    shown = [name for name in NAMES if name in ALWAYS or _differ(plans, name)]
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("#", "tie", *(SHORT.get(name, name) for name in shown)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("step s", "interval", "tokens/s", "MFU", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
+    for row in rows:
+        value = row.estimate
+        table.add_row(
+            str(row.rank),
+            chr(ord("a") + row.tie_group - 1) if row.tie_group <= 26 else str(row.tie_group),
+            *(_cell(getattr(value.plan, name)) for name in shown),
+            seconds(value.step_seconds),
+            f"{seconds(value.low_seconds)}-{seconds(value.high_seconds)}",
+            large(value.tokens_per_second),
+            share(value.mfu, 1),
+            gib(value.peak_bytes),
+            row.limited_by,
+        )
+    out.print()
+    out.print(table)
+    default = Plan()
+    same = [
+        f"{SHORT.get(name, name)}={_cell(getattr(plans[0], name))}"
+        for name in NAMES
+        if name not in shown and getattr(plans[0], name) != getattr(default, name)
+    ]
+    if same:
+        out.print(f"all rows: {', '.join(same)}")
+
+
+def _differ(plans: Sequence[Plan], name: str) -> bool:
+    return len({getattr(plan, name) for plan in plans}) > 1
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _best(out: Console, result: Recommendation) -> None:
+    best = result.ranked[0].estimate
+    out.print(f"\nBest plan: {best.plan}", style="bold")
+    out.print(f"  time    {parts_line(best.time, best.step_seconds)}")
+    hidden = {part: value for part, value in best.hidden.items() if value > 0}
+    if hidden:
+        out.print(f"  hidden  {parts_line(hidden, best.step_seconds)} (beside compute)")
+    out.print(
+        f"  memory  {parts_line(best.memory, best.peak_bytes)}; "
+        f"{gib(best.peak_bytes)} of {gib(best.capacity_bytes)} GiB"
+    )
+    line = budget_line(budget_of(result.problem, best))
+    if line:
+        out.print(f"  budget  {line}")
+
+
+def _ties(out: Console, rows: Sequence[Ranked]) -> None:
+    tied = [row for row in rows if row.tie_group == 1]
+    if len(tied) == 1:
+        return
+    least = min(tied, key=lambda row: (row.estimate.peak_bytes, row.rank))
+    out.print(
+        f"\n#1 to #{tied[-1].rank} tie: their intervals overlap with that of #1. Measure them, or "
+        f"take #{least.rank}, which needs the least memory ({gib(least.estimate.peak_bytes)} GiB)."
+    )
+
+
+def _counts(out: Console, result: Recommendation) -> None:
+    looked = "" if result.evaluated == result.legal else f", {result.evaluated:,} looked at"
+    out.print(
+        f"\n{result.considered:,} plans considered, {result.legal:,} legal{looked}, "
+        f"{result.fitting:,} fit. Left out:"
+    )
+    width = max((len(f"{count:,}") for count in result.left_out.values()), default=0)
+    for code, count in sorted(result.left_out.items(), key=lambda item: -item[1]):
+        out.print(f"  {count:>{width},}  {code}: {rule_text(code)}")
+
+
+def _misses(out: Console, misses: Sequence[Miss], gpus_needed: int | None) -> None:
+    out.print("Nearest misses:")
+    for miss in misses:
+        change = f"; fits with {miss.change}" if miss.change else ""
+        out.print(f"  {miss.plan}: {gib(miss.excess_bytes)} GiB ({miss.excess_bytes:,.0f} bytes) over{change}")
+    if gpus_needed:
+        out.print(f"The same job has plans that fit on {gpus_needed} GPUs.")

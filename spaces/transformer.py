@@ -1,0 +1,324 @@
+"""The plans of a Transformer: a declared raw grid, and the points of it that can run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from estimator.cluster import Cluster
+from estimator.model import Transformer
+from estimator.plan import CHOICES, NAMES, UNSET, IntArray, Plan, Plans, code
+from estimator.stack import Stack
+from estimator.workload import Workload
+from spaces.problem import BoolArray, Problem, Rule, check_problem, divisors
+from spaces.rules import RULES, SPACE_ONLY
+from spaces.run_rules import FULL, SELECTIVE
+from spaces.space import Constraints, Grid, Stage, enumerate_legal
+from spaces.stages import end_stages, fullest_stage
+
+MESH = ("tp", "cp", "pp")
+SPLIT = ("micro_batch", "interleave")
+DERIVED = ("dp", "first_stage_layers", "last_stage_layers", "recompute_layers")
+"""Fields that follow from others and have no axis of their own."""
+TOKENS_PER_MICRO_BATCH = 1 << 17
+"""Larger micro-batches than this (and than 8 sequences) have long saturated a device."""
+MOST_CHUNKS = 16
+"""Model chunks per stage beyond which interleaving only adds messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputing:
+    """One value of the axis ``recompute``: which activations, and in how many layers."""
+
+    recompute: int
+    quarters: int = 4
+    """Of the fullest stage's layers, rounded up; 4 is every layer."""
+    layers: int | None = None
+    """A given count instead."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransformerSpace:
+    """Legal plans of one problem; build it with :meth:`build`.
+
+    The law: ``legal == considered - sum(left_out.values())``.
+    """
+
+    problem: Problem
+    constraints: Constraints
+    grid: Grid
+    points: IntArray
+    """Flat grid indices of the legal plans, ascending, shape (legal,)."""
+    left_out: dict[str, int]
+    """Raw points that are not legal, by the code of the first rule each breaks."""
+
+    @classmethod
+    def build(
+        cls,
+        model: Transformer,
+        workload: Workload,
+        cluster: Cluster,
+        stack: Stack,
+        constraints: Constraints | None = None,
+    ) -> TransformerSpace:
+        """Enumerate the space.
+
+        Raises ``ValueError`` where the problem admits no plan at all (precision, sequence) or the
+        constraints leave an axis without values. An empty space is not an error: ``left_out``
+        says why.
+        """
+        check_problem(model, workload, cluster, stack)
+        problem = Problem(model, workload, cluster, stack)
+        asked = constraints or Constraints()
+        grid = Grid(_narrow(_axes(problem), asked))
+        decode = partial(_decode, problem, asked, grid)
+        points, left_out = enumerate_legal(problem, grid, _stages(grid, asked), decode)
+        return cls(problem, asked, grid, points, left_out)
+
+    @property
+    def considered(self) -> int:
+        """Size of the declared raw grid."""
+        return self.grid.size
+
+    @property
+    def legal(self) -> int:
+        """Plans that can run."""
+        return len(self.points)
+
+    def plans(self, points: IntArray) -> Plans:
+        """The plans at the given flat grid indices, shape (P,)."""
+        return _decode(self.problem, self.constraints, self.grid, points)
+
+    def blocks(self, size: int = 1 << 16) -> Iterator[Plans]:
+        """Every legal plan once, in grid order, at most ``size`` at a time."""
+        for start in range(0, self.legal, size):
+            yield self.plans(self.points[start : start + size])
+
+    def sample(self, count: int, seed: int = 0) -> Plans:
+        """``count`` distinct legal plans (all, if there are fewer), uniformly, in grid order."""
+        draw = np.random.default_rng(seed)
+        chosen = draw.choice(self.legal, size=min(count, self.legal), replace=False)
+        return self.plans(self.points[np.sort(chosen)])
+
+    def encode(self, plans: Plans) -> IntArray:
+        """Flat grid indices of plans, shape (P,): the inverse of :meth:`plans`.
+
+        Raises ``ValueError`` for a plan outside the grid.
+        """
+        fullest = fullest_stage(self.problem.model.layers, plans)
+        positions: dict[str, IntArray] = {}
+        for name, values in self.grid.axes.items():
+            codes = [v.recompute if isinstance(v, Recomputing) else v for v in values]
+            match = getattr(plans, name)[:, None] == np.array(codes)
+            if name == "recompute":
+                every = np.arange(len(codes))[None, :]
+                counted = _recomputed(self.grid, every, fullest[:, None])
+                match = match & (plans.recompute_layers[:, None] == counted)
+            if not match.any(axis=1).all():
+                row = int(np.argmin(match.any(axis=1)))
+                raise ValueError(f"{name} of plan {plans[row]} is not on the grid of this space")
+            positions[name] = np.argmax(match, axis=1)
+        return self.grid.points(positions)
+
+    def contains(self, points: IntArray) -> BoolArray:
+        """Which flat grid indices are legal plans, shape (P,)."""
+        found = np.searchsorted(self.points, points)
+        inside = found < self.legal
+        inside[inside] = self.points[found[inside]] == points[inside]
+        return inside
+
+    def nearest(self, point: int) -> int:
+        """The legal point next to ``point``: nearest mesh first, then nearest within it.
+
+        Distance is counted in steps along the axes; ties go to the smaller index. Raises
+        ``ValueError`` in an empty space.
+        """
+        if not self.legal:
+            raise ValueError("the space has no legal plan")
+        below = self.grid.size // int(np.prod(self.grid.shape[: len(MESH)]))
+        meshes = np.unique(self.points // below)
+        mesh = int(meshes[np.argmin(self._distance(meshes * below, point, MESH))])
+        start, stop = np.searchsorted(self.points, [mesh * below, (mesh + 1) * below])
+        inside = self.points[start:stop]
+        rest = tuple(name for name in self.grid.axes if name not in MESH)
+        return int(inside[np.argmin(self._distance(inside, point, rest))])
+
+    def _distance(self, points: IntArray, target: int, axes: tuple[str, ...]) -> IntArray:
+        here = self.grid.coordinates(points)
+        there = self.grid.coordinates(np.asarray(target))
+        steps: IntArray = np.sum(
+            np.broadcast_arrays(points * 0, *(np.abs(here[a] - there[a]) for a in axes)), axis=0
+        )
+        return steps
+
+
+def _axes(problem: Problem) -> dict[str, tuple[Any, ...]]:
+    """The declared raw grid before narrowing: column values per field, in order of expansion."""
+    model, workload, stack = problem.model, problem.workload, problem.stack
+    world, sequence = problem.cluster.gpus, workload.sequence
+    chunks = {1}
+    if stack.interleaving:
+        short = (0, 1, 2) if stack.uneven_stages else (0,)
+        for missing in short:
+            chunks.update(divisors(model.layers + missing, min(MOST_CHUNKS, model.layers)))
+    recompute = [Recomputing(CHOICES["recompute"].index(word)) for word in stack.recompute]
+    recompute += [Recomputing(FULL, quarters) for quarters in (3, 2, 1)]
+    free: dict[str, Sequence[Any]] = {
+        "tp": divisors(world, model.heads),
+        "cp": divisors(world, min(stack.max_cp, max(1, sequence // 2))),
+        "pp": divisors(world, model.layers),
+        "micro_batch": divisors(
+            workload.global_batch, max(8, TOKENS_PER_MICRO_BATCH // sequence)
+        ),
+        "interleave": sorted(chunks),
+        "recompute": recompute if "full" in stack.recompute else recompute[:-3],
+        "sequence_parallel": (0, 1),
+        "zero": sorted(stack.zero),
+        "order": [CHOICES["order"].index(word) for word in stack.rank_orders],
+    }
+    default = Plan()
+    single = {
+        name: (code(name, getattr(default, name)),)
+        for name in NAMES
+        if name not in free and name not in DERIVED
+    }
+    return {name: tuple(values) for name, values in {**free, **single}.items()}
+
+
+def _narrow(axes: dict[str, tuple[Any, ...]], asked: Constraints) -> dict[str, tuple[Any, ...]]:
+    """The axes with what the user asks applied: a fixed field has one value, whatever its axis."""
+    narrowed: dict[str, tuple[Any, ...]] = {}
+    for name, values in axes.items():
+        if name == "recompute":
+            kept = _narrow_recompute(values, asked)
+        else:
+            if name in asked.fix:
+                values = (code(name, asked.fix[name]),)
+            kept = tuple(v for v, k in zip(values, asked.keeps(name, np.array(values)), strict=True) if k)
+        if not kept:
+            raise ValueError(
+                f"fix, max and forbid leave no value of {name}; its values are "
+                f"{', '.join(str(_shown(name, value)) for value in values)}"
+            )
+        narrowed[name] = kept
+    return narrowed
+
+
+def _narrow_recompute(values: tuple[Recomputing, ...], asked: Constraints) -> tuple[Recomputing, ...]:
+    if asked.fix.get("recompute_layers") is not None:
+        values = (Recomputing(FULL, layers=asked.fix["recompute_layers"]),)
+    elif "recompute" in asked.fix:
+        word = code("recompute", asked.fix["recompute"])
+        values = tuple(v for v in values if v.recompute == word) or (Recomputing(word),)
+    keep = asked.keeps("recompute", np.array([value.recompute for value in values]))
+    return tuple(value for value, kept in zip(values, keep, strict=True) if kept)
+
+
+def _shown(name: str, value: Any) -> Any:
+    if isinstance(value, Recomputing):
+        value = value.recompute
+    return CHOICES[name][value] if name in CHOICES else value
+
+
+def _decode(problem: Problem, asked: Constraints, grid: Grid, points: IntArray) -> Plans:
+    """Columns of the plans at flat grid indices; derived fields follow from the others."""
+    positions = grid.coordinates(points)
+    columns: dict[str, IntArray] = {}
+    for name, values in grid.axes.items():
+        codes = [v.recompute if isinstance(v, Recomputing) else v for v in values]
+        columns[name] = np.array(codes, dtype=np.int64)[positions[name]]
+    world, layers = problem.cluster.gpus, problem.model.layers
+    columns["dp"] = np.maximum(world // (columns["tp"] * columns["cp"] * columns["pp"]), 1)
+    first, last = end_stages(
+        layers, columns["pp"], columns["interleave"], problem.stack.uneven_stages
+    )
+    given = [asked.fix.get(name) for name in ("first_stage_layers", "last_stage_layers")]
+    if given != [None, None]:
+        first, last = (np.asarray(UNSET if end is None else end) for end in given)
+    columns["first_stage_layers"], columns["last_stage_layers"] = first, last
+    shape = points.shape
+    plans = Plans(
+        **{name: np.broadcast_to(columns.get(name, np.asarray(UNSET)), shape) for name in NAMES}
+    )
+    fullest = fullest_stage(layers, plans)
+    columns["recompute_layers"] = _recomputed(grid, positions["recompute"], fullest)
+    return Plans(**{name: np.broadcast_to(columns[name], shape) for name in NAMES})
+
+
+def _recomputed(grid: Grid, position: IntArray, fullest: IntArray) -> IntArray:
+    choices: tuple[Recomputing, ...] = tuple(grid.axes["recompute"])
+    quarters = np.array([c.quarters for c in choices])[position]
+    given = np.array([UNSET if c.layers is None else c.layers for c in choices])[position]
+    share = np.where(quarters == 4, UNSET, -(-quarters * fullest // 4))
+    counted: IntArray = np.where(given != UNSET, given, share)
+    return counted
+
+
+def _stages(grid: Grid, asked: Constraints) -> tuple[Stage, ...]:
+    """Three expansions, each with the rules whose fields are known by then."""
+    rest = tuple(name for name in grid.axes if name not in MESH + SPLIT)
+    known: set[str] = set()
+    stages: list[Stage] = []
+    waiting: list[Rule] = [*RULES, *_space_rules(grid, asked)]
+    single = {name for name in rest if len(grid.axes[name]) == 1}
+    for axes, derived in (
+        (MESH, ("dp",)),
+        (SPLIT, ("first_stage_layers", "last_stage_layers")),
+        (rest, ("recompute_layers",)),
+    ):
+        known |= {*axes, *derived, *single}
+        ready = tuple(rule for rule in waiting if known.issuperset(rule.fields))
+        waiting = [rule for rule in waiting if rule not in ready]
+        stages.append(Stage(axes, ready))
+    return tuple(stages)
+
+
+def _space_rules(grid: Grid, asked: Constraints) -> tuple[Rule, ...]:
+    """Reasons to leave out plans that could run: constraints, and plans not worth a look."""
+    first_order = grid.axes["order"][0]
+    shares = sorted(c.quarters for c in grid.axes["recompute"] if c.recompute == FULL)
+
+    def same_order(problem: Problem, plans: Plans) -> BoolArray:
+        distinct = (plans.pp > 1) & (plans.dp > 1)
+        kept: BoolArray = (plans.order == first_order) | distinct
+        return kept
+
+    def same_recompute(problem: Problem, plans: Plans) -> BoolArray:
+        fullest = fullest_stage(problem.model.layers, plans)
+        repeated = np.zeros(len(plans), dtype=bool)
+        for less, more in itertools.pairwise(shares):
+            # Where two shares round to one count, the larger (all layers: unset) stands for both.
+            repeated |= (plans.recompute_layers == -(-less * fullest // 4)) & (
+                -(-less * fullest // 4) == -(-more * fullest // 4)
+            )
+        return ~repeated
+
+    def needless(problem: Problem, plans: Plans) -> BoolArray:
+        flash = problem.workload.attention == "flash" and "recompute" not in asked.fix
+        kept: BoolArray = (plans.recompute != SELECTIVE) | (not flash)
+        return kept
+
+    def constrained(name: str, problem: Problem, plans: Plans) -> BoolArray:
+        return asked.keeps(name, getattr(plans, name))
+
+    reads = ("pp", "first_stage_layers", "last_stage_layers", "recompute", "recompute_layers")
+    rules = [
+        *(
+            _space_rule("constraint", (name,), partial(constrained, name))
+            for name in DERIVED
+            if name in asked.fields
+        ),
+        _space_rule("duplicate", ("dp", "pp", "order"), same_order),
+        _space_rule("redundant", ("recompute",), needless),
+        _space_rule("duplicate", reads, same_recompute),
+    ]
+    return tuple(rules)
+
+
+def _space_rule(code: str, fields: tuple[str, ...], legal: Any) -> Rule:
+    return Rule(code, SPACE_ONLY[code], fields, legal, lambda problem, plan: SPACE_ONLY[code])
