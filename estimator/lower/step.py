@@ -20,7 +20,7 @@ from estimator.lower.slots import (
     unique_rows,
 )
 from estimator.lower.stages import StageClasses, stage_classes
-from estimator.lower.transformer import Keys, dp_ranks_inside
+from estimator.lower.transformer import dp_ranks_inside
 from estimator.model import Transformer
 from estimator.plan import UNSET, Plans
 from estimator.stack import Stack
@@ -100,17 +100,7 @@ def lower_step(
     gradient = stack.gradient_bytes if half else 4.0
     full = plans.dp * plans.cp
     replicas = full // shards.shard
-    keys = Keys(
-        dp=plans.dp,
-        tp=plans.tp,
-        cp=plans.cp,
-        pp=plans.pp,
-        micro_batch=plans.micro_batch,
-        sequence_parallel=plans.sequence_parallel,
-        shard=shards.shard,
-        dp_innermost=1 - plans.order,
-    )
-    inside_all = dp_ranks_inside(keys, cluster, full)
+    inside_all = dp_ranks_inside(plans, cluster)
     inside_shard = np.minimum(inside_all, shards.shard)
     exists = (shards.classes.count > 0).astype(float)
     parameters = shards.parameters_CU * exists

@@ -8,6 +8,7 @@ the tokens of a rank. Arrays have shape (U,): one entry per unique key.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -28,10 +29,11 @@ from estimator.lower.slots import (
     unique_rows,
 )
 from estimator.model import Transformer
-from estimator.plan import UNSET, Plans
+from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
 
+DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
 BACKWARD: tuple[Phase, Phase] = ("backward_input", "backward_weight")
 FUSED_LOSS_PASSES = (2.0, 3.0)
 """Passes over the half-precision logits, forward and backward, of a fused cross-entropy."""
@@ -51,11 +53,19 @@ class Keys:
     sequence_parallel: IntArray
     shard: IntArray
     """Ranks that a layer's weights are gathered from (1 unless zero=3)."""
-    dp_innermost: IntArray
-    """Whether dp strides over tp x cp (else also over pp)."""
+    order: IntArray
+    overlap_tp: IntArray
+    overlap_p2p: IntArray
+    """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
 
 
-def layer_keys(plans: Plans) -> tuple[Keys, IntArray]:
+def overlaps(column: IntArray, habit: bool) -> IntArray:
+    """A plan's overlap flag, or the stack's habit where it is unset; shape (P,)."""
+    flags: IntArray = np.where(column == UNSET, int(habit), column)
+    return flags
+
+
+def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
     """Unique layer keys of the plans, and each plan's key index of shape (P,)."""
     full = plans.dp * plans.cp
     shard = np.where(
@@ -69,7 +79,9 @@ def layer_keys(plans: Plans) -> tuple[Keys, IntArray]:
         "micro_batch": plans.micro_batch,
         "sequence_parallel": plans.sequence_parallel,
         "shard": shard,
-        "dp_innermost": 1 - plans.order,
+        "order": plans.order,
+        "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
+        "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p),
     }
     first, index = unique_rows(list(columns.values()))
     return Keys(**{name: column[first] for name, column in columns.items()}), index
@@ -435,7 +447,7 @@ def _gather_weights(low: _Lowering, place: Place, parameters: float, *, tp_divid
     keys = low.keys
     sharded = parameters / (keys.tp if tp_divides else 1)
     gradient = min(low.stack.gradient_bytes, 4.0) if low.element == 2 else 4.0
-    inside = dp_ranks_inside(keys, low.cluster, keys.shard)
+    inside = np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
     rows: tuple[tuple[str, Collective, Phase, float], ...] = (
         ("weights", "all_gather", "forward", low.element),
         ("weights", "all_gather", "backward_input", low.element),
@@ -454,13 +466,27 @@ def _gather_weights(low: _Lowering, place: Place, parameters: float, *, tp_divid
         )
 
 
-def dp_ranks_inside(keys: Keys, cluster: Cluster, size: IntArray) -> FloatArray:
-    """Ranks of a data-parallel group of ``size`` (over dp x cp) inside one scale-up domain."""
+class Mesh(Protocol):
+    """What places a plan's groups on ranks: columns of :class:`Keys` and of ``Plans``."""
+
+    @property
+    def dp(self) -> IntArray: ...
+    @property
+    def tp(self) -> IntArray: ...
+    @property
+    def cp(self) -> IntArray: ...
+    @property
+    def pp(self) -> IntArray: ...
+    @property
+    def order(self) -> IntArray: ...
+
+
+def dp_ranks_inside(mesh: Mesh, cluster: Cluster) -> FloatArray:
+    """Ranks of the data-parallel group (dp x cp) inside one scale-up domain."""
     domain = cluster.scale_up_domain
-    cp_inside = ranks_inside(keys.cp, keys.tp, domain)
-    stride = keys.tp * keys.cp * np.where(keys.dp_innermost == 1, 1, keys.pp)
-    dp_inside = ranks_inside(keys.dp, stride, domain)
-    return np.minimum(cp_inside * dp_inside, size)
+    cp_inside = ranks_inside(mesh.cp, mesh.tp, domain)
+    stride = mesh.tp * mesh.cp * np.where(mesh.order == DP_BEFORE_PP, 1, mesh.pp)
+    return cp_inside * ranks_inside(mesh.dp, stride, domain)
 
 
 def _embedding(low: _Lowering) -> None:
@@ -507,7 +533,7 @@ def _head(low: _Lowering) -> None:
 def _boundary(low: _Lowering) -> None:
     """Activations to the next stage, their gradients to the previous one."""
     keys = low.keys
-    stride = keys.tp * keys.cp * np.where(keys.dp_innermost == 1, keys.dp, 1)
+    stride = keys.tp * keys.cp * np.where(keys.order == DP_BEFORE_PP, keys.dp, 1)
     inside = np.where(stride * keys.pp <= low.cluster.scale_up_domain, 2.0, 1.0)
     for phase in ("forward", "backward_input"):
         low.collective(
