@@ -19,6 +19,8 @@ class Stack:
     name: str
 
     # What it keeps in memory.
+    weight_bytes: float
+    """Bytes per weight it keeps in half-precision training; 4 makes weights their own master."""
     gradient_bytes: float
     """Bytes per gradient element held for the step (half-precision training)."""
     logit_bytes: float

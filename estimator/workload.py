@@ -39,6 +39,11 @@ class Workload:
         for field in ("global_batch", "sequence"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+        if self.attention == "flash" and self.activation_bytes == 4:
+            raise ValueError(
+                f"flash attention runs in half precision, not {self.precision}; "
+                "use attention eager, or fp16, bf16 or fp8"
+            )
         if self.token_budget is not None and not 0 < self.token_budget < float("inf"):
             raise ValueError(f"token_budget={self.token_budget} must be a positive number of tokens")
 

@@ -1,0 +1,27 @@
+"""What is known by name: models, devices, links, clusters and frameworks; and a user's own files.
+
+Importing it is cheap: yaml and pydantic are imported by the first load.
+"""
+
+from estimator.catalog.assemble import load_cluster, resize
+from estimator.catalog.loader import (
+    Kind,
+    load_device,
+    load_link,
+    load_model,
+    load_stack,
+    names,
+    published_parameters,
+)
+
+__all__ = [
+    "Kind",
+    "load_cluster",
+    "load_device",
+    "load_link",
+    "load_model",
+    "load_stack",
+    "names",
+    "published_parameters",
+    "resize",
+]

@@ -1,0 +1,109 @@
+"""YAML that people wrote, read safely: bounded, no aliases, no duplicate keys, one-line errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import yaml
+
+LARGEST_FILE = 1_000_000
+"""Bytes; the catalogue's own files have two thousand."""
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The top-level mapping of a YAML file, of plain values only.
+
+    Raises:
+        ValueError: one line ``file: rule; remedy`` for a file that is missing, no regular file,
+            too large, not UTF-8, not YAML, no mapping, or that uses aliases or repeats a key.
+    """
+    import yaml
+
+    text = _text(path)
+    try:
+        content = yaml.load(text, Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(one_line(f"{path}: {where}{error.problem or error.context}")) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ValueError(one_line(f"{path}: not YAML that can be read: {error}")) from None
+    except RecursionError:
+        raise ValueError(f"{path}: is nested too deeply; an entry needs three levels") from None
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ValueError(f"{path}: holds {found}; it must hold fields, one 'field: value' a line")
+    for key in content:
+        if not isinstance(key, str):
+            raise ValueError(one_line(f"{path}: field name {key!r} must be a word"))
+    return content
+
+
+def one_line(text: str) -> str:
+    """The text on one line that a terminal shows as it is: no newline, no control character."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def short(value: object) -> str:
+    """The value as Python writes it, cut to fit into an error."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.exists():
+            raise ValueError(f"{path}: no such file; check the path, or use a catalogue name")
+        if not path.is_file():
+            raise ValueError(f"{path}: is not a regular file; name a .yaml file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise ValueError(one_line(f"{path}: {reason}; check the path")) from None
+    if len(content) > LARGEST_FILE:
+        raise ValueError(f"{path}: is larger than {LARGEST_FILE // 10**6} MB; name a .yaml entry")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8 text; name a .yaml file") from None
+
+
+def _loader() -> type[yaml.SafeLoader]:
+    """A ``SafeLoader`` without anchors (so no alias bombs), merge keys and repeated keys.
+
+    Made on demand, so that importing the catalogue does not import yaml.
+    """
+    import yaml
+
+    class Strict(yaml.SafeLoader):
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if getattr(event, "anchor", None) is not None:
+                raise yaml.composer.ComposerError(
+                    None,
+                    None,
+                    "anchors and aliases are not allowed; write it out",
+                    event.start_mark,
+                )
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = set()
+            for key, _ in node.value:
+                if key.value == "<<" or str(key.value) in keys:
+                    raise yaml.constructor.ConstructorError(
+                        None,
+                        None,
+                        f"field {str(key.value)!r} is given twice or merged; write it once",
+                        key.start_mark,
+                    )
+                keys.add(str(key.value))
+            return super().construct_mapping(node, deep)
+
+    return Strict

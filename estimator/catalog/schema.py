@@ -1,0 +1,241 @@
+"""What an entry may say: one pydantic model per kind, each turning into its noun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from estimator.catalog.quantities import Dimension, parse
+from estimator.cluster import Architecture, Device, Link
+from estimator.model import Activation, Bias, Norm, Positions, Transformer
+from estimator.plan import Order, Recompute
+from estimator.stack import FUSIONS, Stack
+from estimator.workload import Precision
+
+
+def _quantity(dimension: Dimension) -> BeforeValidator:
+    return BeforeValidator(lambda text: parse(text, dimension))
+
+
+Bytes = Annotated[float, _quantity("bytes")]
+Rate = Annotated[float, _quantity("bytes/s"), Field(gt=0)]
+Flops = Annotated[float, _quantity("FLOP/s"), Field(gt=0)]
+Seconds = Annotated[float, _quantity("seconds")]
+Watts = Annotated[float, _quantity("watts"), Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\x21-\x7e]+$")]
+Width = Annotated[int, Field(ge=1, le=10_000_000)]
+"""Elements; the bound keeps products of three sizes inside int64."""
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Fusion = Literal["norm_residual", "bias_activation", "rope", "softmax", "cross_entropy"]
+Source = Annotated[str, Field(min_length=1)]
+UNSAID = "stated without a source"
+Zero = Literal[0, 1, 2, 3]
+assert set(FUSIONS) == set(get_args(Fusion))
+
+
+def _written_as(value: object) -> str:
+    return "<inline>" if isinstance(value, Mapping | BaseModel) else "<name>"
+
+
+class Entry(BaseModel):
+    """Strict types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TransformerEntry(Entry):
+    """``models/*.yaml``: the fields of :class:`Transformer`, and what its publisher counts."""
+
+    name: Name
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    hidden: Width
+    ffn: Width
+    heads: Width
+    kv_heads: Width
+    head_dim: Width
+    vocab: Width
+    max_positions: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    activation: Activation
+    positions: Positions
+    norm: Norm
+    bias: Bias
+    tied: bool
+    parallel_residual: bool = False
+    published_parameters: Annotated[int, Field(ge=1)] | None = None
+    """As printed: zeros at the end are digits that the publisher rounded away."""
+    source: Source = UNSAID
+
+    def noun(self) -> Transformer:
+        """The model; ``ValueError`` where its sizes contradict each other."""
+        return Transformer(**self.model_dump(exclude={"published_parameters", "source"}))
+
+
+class LinkEntry(Entry):
+    """``links/*.yaml``, or a link written out in a cluster file."""
+
+    name: Name = "link"
+    bandwidth: Rate | None = None
+    """Per device and direction."""
+    nics_per_node: Count | None = None
+    nic_bandwidth: Rate | None = None
+    """Of one NIC, per direction; the devices of a node share ``nics_per_node`` of them."""
+    efficiency: Annotated[float, Field(gt=0, le=1)]
+    latency: Seconds
+    hop_latency: Seconds
+    source: Source = UNSAID
+
+    @model_validator(mode="after")
+    def _one_bandwidth(self) -> LinkEntry:
+        nics = (self.nics_per_node is not None, self.nic_bandwidth is not None)
+        if any(nics) != all(nics) or any(nics) == (self.bandwidth is not None):
+            raise ValueError(
+                "takes either bandwidth (per device) or nics_per_node with nic_bandwidth; "
+                "give exactly one of the two"
+            )
+        return self
+
+    def noun(self, gpus_per_node: int) -> Link:
+        """The link as each of ``gpus_per_node`` devices sees it."""
+        bandwidth = self.bandwidth
+        if self.nics_per_node is not None and self.nic_bandwidth is not None:
+            bandwidth = self.nics_per_node * self.nic_bandwidth / gpus_per_node
+        assert bandwidth is not None
+        return Link(
+            name=self.name,
+            bandwidth=bandwidth,
+            efficiency=self.efficiency,
+            latency=self.latency,
+            hop_latency=self.hop_latency,
+            source=self.source,
+        )
+
+
+AnyLink = Annotated[
+    Annotated[Name, Tag("<name>")] | Annotated[LinkEntry, Tag("<inline>")],
+    Discriminator(_written_as),
+]
+"""A link's name, the path of its file, or the link written out."""
+
+
+class Node(Entry):
+    """How many devices of a kind sit together, and what joins them."""
+
+    gpus_per_node: Count
+    scale_up_domain: Count
+    scale_up: AnyLink
+    scale_out: AnyLink | None
+
+
+class Price(Entry):
+    """A rental price and where it was seen."""
+
+    value: Number
+    source: Source = UNSAID
+
+
+class DeviceEntry(Entry):
+    """``devices/*.yaml``: a data sheet, the memory that is usable, and the usual node."""
+
+    name: Name
+    architecture: Architecture
+    peaks: Annotated[dict[Precision, Flops], Field(min_length=1)]
+    memory: Annotated[Bytes, Field(gt=0)]
+    bandwidth: Rate
+    sms: Count
+    l2: Annotated[Bytes, Field(gt=0)]
+    tdp: Watts
+    dollars_per_hour: Price | None = None
+    node: Node | None = None
+    source: Source = UNSAID
+
+    def noun(self) -> Device:
+        """The device."""
+        price = self.dollars_per_hour
+        return Device(
+            name=self.name,
+            architecture=self.architecture,
+            peaks={str(dtype): peak for dtype, peak in self.peaks.items()},
+            memory_bytes=self.memory,
+            bandwidth=self.bandwidth,
+            sms=self.sms,
+            l2_bytes=self.l2,
+            tdp_watts=self.tdp,
+            dollars_per_hour=None if price is None else price.value,
+            source=self.source if price is None else f"{self.source}; price: {price.source}",
+        )
+
+
+class ClusterEntry(Entry):
+    """``clusters/*.yaml``; what it leaves out comes from the device's usual node."""
+
+    name: Name
+    device: Annotated[
+        Annotated[Name, Tag("<name>")] | Annotated[DeviceEntry, Tag("<inline>")],
+        Discriminator(_written_as),
+    ]
+    nodes: Count = 1
+    gpus_per_node: Count | None = None
+    scale_up: AnyLink | None = None
+    scale_up_domain: Count | None = None
+    scale_out: AnyLink | None = None
+    source: Source = UNSAID
+
+
+class StackEntry(Entry):
+    """``stacks/*.yaml`` once each ``{value, source}`` is taken apart; fields of :class:`Stack`."""
+
+    name: Name
+    gradient_bytes: Bytes
+    logit_bytes: Bytes
+    weight_gradient_buffers: bool
+    unsharded_layers: Number
+    reserved_ratio: Annotated[float, Field(ge=1, le=10)]
+    context_bytes: Bytes
+    launch_forward: Seconds
+    launch_backward: Seconds
+    step_seconds: Seconds
+    attention_kernel: Name
+    fused: list[Fusion]
+    gradient_accumulation_traffic: Share
+    overlap_grad: bool
+    overlap_param: bool
+    overlap_tp: bool
+    overlap_p2p: bool
+    hidden_tp: Share
+    hiding_cp: Share
+    exposed_cp: Share
+    hiding_dp: Share
+    exposed_dp: Share
+    interference_zero3: Share
+    straggler_per_doubling: Share
+    in_situ: Annotated[dict[Name, Annotated[float, Field(gt=0, le=100)]], Field(min_length=1)]
+    uncertainty: Annotated[float, Field(ge=0, lt=1)]
+    zero: Annotated[list[Zero], Field(min_length=1)]
+    recompute: Annotated[list[Recompute], Field(min_length=1)]
+    max_tp: Count
+    max_cp: Count
+    max_pp: Count
+    interleaving: bool
+    pipeline_zero: Annotated[list[Zero], Field(min_length=1)]
+    uneven_stages: bool
+    rank_orders: Annotated[list[Order], Field(min_length=1)]
+
+    def noun(self, sources: Mapping[str, str]) -> Stack:
+        """The stack, with the source of each field."""
+        fields: dict[str, Any] = self.model_dump()
+        for name, value in fields.items():
+            if isinstance(value, list):
+                fields[name] = frozenset(value) if name == "fused" else tuple(value)
+        return Stack(**fields, sources=dict(sources))

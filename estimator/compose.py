@@ -1,0 +1,320 @@
+"""From layers to plans: stages, pipeline, data parallelism and the parts that add up.
+
+Suffixes: P plans, C the four stage classes, K pass parts, U unique keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.cluster import Cluster
+from estimator.cost import CostModel
+from estimator.cost.roofline import roofline
+from estimator.estimate import TIME_PARTS, Estimates, StageCosts
+from estimator.layer import (
+    COMPUTE,
+    CP,
+    DP,
+    HOST,
+    PP,
+    TP,
+    LayerSeconds,
+    layer_seconds,
+)
+from estimator.lower.memory import PeakMemory, peak_memory_parts, recomputed_layers
+from estimator.lower.slots import FloatArray, IntArray
+from estimator.lower.step import Shards, lower_step, step_keys
+from estimator.lower.transformer import (
+    Keys,
+    layer_keys,
+    lower_layers,
+    model_flops,
+    overlaps,
+)
+from estimator.model import Transformer
+from estimator.plan import CHOICES, Plans
+from estimator.schedule import pipeline_seconds
+from estimator.stack import Stack
+from estimator.workload import Workload
+
+SELECTIVE = CHOICES["recompute"].index("selective")
+FULL = CHOICES["recompute"].index("full")
+COST_MODELS = ("analytic",)
+
+
+def estimate(
+    model: Transformer,
+    workload: Workload,
+    cluster: Cluster,
+    plans: Plans,
+    *,
+    stack: Stack,
+    cost: str | CostModel = "analytic",
+) -> Estimates:
+    """Time and memory of legal plans, all at once.
+
+    Args:
+        model: what is trained.
+        workload: batch, sequence, precision.
+        cluster: where; its GPUs should be the plans' world.
+        plans: P legal plans (the laws of ``spaces.rules`` are not checked again here).
+        stack: the framework's habits.
+        cost: name of a cost model, or one itself.
+
+    Raises:
+        ValueError: the cost model is unknown or lacks constants for this device.
+    """
+    pricer = pricer_of(cost, cluster)
+    keys, key_P = layer_keys(plans, stack)
+    shards, step_P = step_keys(model, plans)
+    layer_ops = lower_layers(model, workload, cluster, keys, stack)
+    layers = layer_seconds(
+        layer_ops, pricer.seconds(layer_ops, workload, cluster, stack), workload, stack, keys
+    )
+    step_ops = lower_step(model, workload, cluster, shards, stack)
+    step_OCU = pricer.seconds(step_ops, workload, cluster, stack).reshape(
+        len(step_ops.slots), 4, -1
+    )
+    step = {slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)}
+    memory = peak_memory_parts(
+        model, workload, stack, plans, keys, key_P, shards, step_P
+    )
+    return _Composition(
+        model=model,
+        workload=workload,
+        cluster=cluster,
+        stack=stack,
+        plans=plans,
+        layers=layers,
+        key_P=key_P,
+        shards=shards,
+        step=step,
+        step_P=step_P,
+        memory=memory,
+        pricer=pricer,
+    ).estimates()
+
+
+def peak_memory(
+    model: Transformer, workload: Workload, cluster: Cluster, plans: Plans, *, stack: Stack
+) -> FloatArray:
+    """Peak bytes per device of legal plans, shape (P,): the memory half of :func:`estimate`."""
+    keys, key_P = layer_keys(plans, stack)
+    shards, step_P = step_keys(model, plans)
+    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
+    return np.sum(list(memory.parts.values()), axis=0)
+
+
+def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
+    """The cost model of a name; ``ValueError`` lists the known ones."""
+    if not isinstance(cost, str):
+        return cost
+    if cost != "analytic":
+        raise ValueError(f"unknown cost model {cost!r}; use one of {', '.join(COST_MODELS)}")
+    return roofline(cluster.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Composition:
+    """Everything that a block of plans is composed from."""
+
+    model: Transformer
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    plans: Plans
+    layers: LayerSeconds
+    key_P: IntArray
+    shards: Shards
+    step: dict[str, FloatArray]
+    step_P: IntArray
+    memory: PeakMemory
+    pricer: CostModel
+
+    def estimates(self) -> Estimates:
+        """Stages, then the pipeline, then what a step adds; scaled to this stack and size."""
+        plans, stack = self.plans, self.stack
+        m = self.workload.global_batch // (plans.dp * plans.micro_batch)
+        count = self.shards.classes.count[:, self.step_P]
+        layers = self.shards.classes.layers[:, self.step_P]
+        again = recomputed_layers(plans, layers)
+        forward, backward = self._stage_seconds(count, layers, again)
+        pipeline = pipeline_seconds(forward, backward, count, plans, m)
+        critical = (forward + backward).argmax(axis=0)
+        row = np.arange(len(plans))
+        on_stage, hidden, phases = self._critical_parts(
+            critical, layers[critical, row], again[critical, row], m
+        )
+        bubble = pipeline - m * (forward + backward)[critical, row]
+        data, hidden_data = self._data_parallel(forward, backward, count, m)
+        optimizer = self._gather(self.step["optimizer"].max(axis=0))
+        train = self.workload.mode == "train"
+        scale = self._scale()
+        nothing = np.zeros(len(plans))
+        time = {
+            "compute": on_stage[:, COMPUTE],
+            "tp": on_stage[:, TP],
+            "cp": on_stage[:, CP],
+            "ep": nothing,
+            "pp": on_stage[:, PP],
+            "bubble": np.maximum(bubble, 0.0),
+            "dp": on_stage[:, DP] + data,
+            "optimizer": optimizer * train,
+            "host": on_stage[:, HOST] + stack.step_seconds,
+        }
+        return Estimates(
+            plans=plans,
+            time={part: scale * time[part] for part in TIME_PARTS},
+            hidden={
+                "tp": scale * hidden[:, TP],
+                "cp": scale * hidden[:, CP],
+                "ep": nothing,
+                "pp": scale * hidden[:, PP],
+                "dp": scale * (hidden[:, DP] + hidden_data),
+            },
+            compute_phases={name: scale * value for name, value in phases.items()},
+            memory=self.memory.parts,
+            stages=StageCosts(
+                count=count.T,
+                layers=layers.T,
+                seconds=scale * (forward + backward).T,
+                allocated_bytes=self.memory.allocated_CP.T,
+            ),
+            uncertainty=np.full(len(plans), self._uncertainty()),
+            origin={part: self.pricer.origin for part in TIME_PARTS},
+            capacity_bytes=self.cluster.device.memory_bytes,
+            tokens_per_step=self.workload.tokens,
+            model_flops=model_flops(self.model, self.workload),
+            peak_flops=self.cluster.gpus * self.cluster.peak(self.workload.precision),
+        )
+
+    def _scale(self) -> float:
+        """In-situ factor of the stack under this cost model, and stragglers by nodes."""
+        if self.pricer.name not in self.stack.in_situ:
+            raise ValueError(
+                f"stack {self.stack.name} has no in_situ factor for cost model "
+                f"{self.pricer.name}; it has {', '.join(self.stack.in_situ)}"
+            )
+        stragglers = 1 + self.stack.straggler_per_doubling * np.log2(self.cluster.nodes)
+        return float(self.stack.in_situ[self.pricer.name] * stragglers)
+
+    def _uncertainty(self) -> float:
+        widened = 2.0 if self.pricer.origin == "extrapolated" else 1.0
+        return min(self.stack.uncertainty * widened, 0.9)
+
+    def _gather(self, value_U: FloatArray) -> FloatArray:
+        """A column of step keys, per plan."""
+        gathered: FloatArray = value_U[..., self.step_P]
+        return gathered
+
+    def _crossings(self) -> IntArray:
+        """Stage boundaries that a micro-batch crosses per stage and direction, shape (P,)."""
+        return np.where(self.plans.pp > 1, self.plans.interleave, 0)
+
+    def _base_kind(self) -> IntArray:
+        """Recompute kind of every layer; full recompute is counted by layer, on top of none."""
+        return np.where(self.plans.recompute == SELECTIVE, SELECTIVE, 0)
+
+    def _stage_seconds(
+        self, count: IntArray, layers: IntArray, again: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward seconds of a micro-batch per stage class, both (4, P)."""
+        key, one_stage = self.key_P, self.plans.pp == 1
+        crossing = self._crossings() * self.layers.boundary.seconds[key]
+        forward = layers * self.layers.forward.seconds[key] + crossing
+        by_kind = self.layers.backward.seconds
+        extra = (by_kind[FULL] - by_kind[0])[key]
+        backward = layers * by_kind[self._base_kind(), key] + again * extra + crossing
+        forward[0] += self.layers.embedding_forward.seconds[key]
+        backward[0] += self.layers.embedding_backward.seconds[key]
+        for side, head in (
+            (forward, self.layers.head_forward.seconds[key]),
+            (backward, self.layers.head_backward.seconds[key]),
+        ):
+            side[0] += np.where(one_stage, head, 0.0)
+            side[3] += np.where(one_stage, 0.0, head)
+        exists = count > 0
+        train = self.workload.mode == "train"
+        return forward * exists, backward * exists * train
+
+    def _critical_parts(
+        self, critical: IntArray, layers: IntArray, again: IntArray, m: IntArray
+    ) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
+        """Exposed and hidden seconds of the slowest stage over a step, each of shape (P, K).
+
+        Also the compute seconds of its phases.
+        """
+        costs, key = self.layers, self.key_P
+        train = self.workload.mode == "train"
+        base = self._base_kind()
+        first = (critical == 0)[:, None]
+        last = ((critical == 3) | (self.plans.pp == 1))[:, None]
+        crossings = (self._crossings() * (2 if train else 1))[:, None]
+        n, k = layers[:, None], again[:, None]
+
+        def total(name: str) -> FloatArray:
+            def at(one: str) -> FloatArray:
+                value: FloatArray = getattr(getattr(costs, one), name)
+                return value
+
+            seconds: FloatArray = (
+                n * (at("forward")[key] + at("backward")[base, key])
+                + k * (at("backward")[FULL] - at("backward")[0])[key]
+                + first * (at("embedding_forward") + at("embedding_backward"))[key]
+                + last * (at("head_forward") + at("head_backward"))[key]
+                + crossings * at("boundary")[key]
+            )
+            return m[:, None] * seconds
+
+        exposed, hidden = total("exposed"), total("hidden")
+        edges = first[:, 0] * costs.embedding_forward.exposed[key, COMPUTE]
+        edges = edges + last[:, 0] * costs.head_forward.exposed[key, COMPUTE]
+        forward = m * (layers * costs.forward.exposed[key, COMPUTE] + edges)
+        repeated = m * (layers * costs.again[base, key] + again * costs.again[FULL, key])
+        phases = {
+            "forward": forward,
+            "recompute": repeated,
+            "backward": exposed[:, COMPUTE] - forward - repeated,
+        }
+        return exposed, hidden, phases
+
+    def _data_parallel(
+        self, forward: FloatArray, backward: FloatArray, count: IntArray, m: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Exposed and hidden seconds of gradients and weights outside the layers, both (P,).
+
+        Gradients hide behind the last backward (with interleaving, behind all that follows the
+        first chunk's last backward), gathered weights behind the next forward. A stage that ends
+        before the first has that much more time.
+        """
+        plans, stack = self.plans, self.stack
+        if self.workload.mode != "train":
+            return np.zeros(len(plans)), np.zeros(len(plans))
+        scatter = self._gather(self.step["gradient scatter"])
+        reduce = self._gather(self.step["gradient reduction"] + self.step["replica reduction"])
+        every = plans.zero == 2  # gradients leave after each micro-batch
+        final = reduce + scatter
+        gather = self._gather(self.step["weight gather"])
+        both = forward + backward
+        v = plans.interleave
+        later = np.where(v > 1, (1 - 1 / v) * np.minimum(m, plans.pp), 0.0)
+        window = backward / v + later * both
+        grad_on = overlaps(plans.overlap_grad, stack.overlap_grad) == 1
+        param_on = overlaps(plans.overlap_param, stack.overlap_param) == 1
+        exposed = self._beside(final, window, grad_on) + self._beside(gather, forward, param_on)
+        exposed = exposed + self._gather(self.step["tied embedding reduction"])
+        slack = (np.cumsum(count * backward, axis=0) - count * backward) / v
+        after = np.maximum((exposed - slack).max(axis=0), 0.0)
+        per_micro_batch = np.where(every, self._beside(scatter, backward, grad_on).max(axis=0), 0.0)
+        after = after + (m - 1) * per_micro_batch
+        all_traffic = (final + gather).max(axis=0) + np.where(every, (m - 1) * scatter.max(axis=0), 0)
+        return after, np.maximum(all_traffic - after, 0.0)
+
+    def _beside(self, traffic: FloatArray, window: FloatArray, on: IntArray) -> FloatArray:
+        """What stays exposed of traffic that may hide in a window: its last bucket at least."""
+        stack = self.stack
+        hidden = np.maximum(stack.exposed_dp * traffic, traffic - stack.hiding_dp * window)
+        exposed: FloatArray = np.where(on, hidden, traffic)
+        return exposed

@@ -1,0 +1,65 @@
+"""Linear collectives: latency plus bytes over bandwidth, by tier, flat or hierarchical."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimator.cluster import Cluster, Link
+from estimator.lower.slots import Collective, FloatArray
+
+ROUNDS: dict[Collective, int] = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "send_recv": 1,
+}
+"""Trips of the buffer around the ring (nccl-tests, PERFORMANCE.md: bus bandwidth)."""
+
+
+def linear_seconds(
+    kind: Collective, size: FloatArray, group: FloatArray, inside: FloatArray, cluster: Cluster
+) -> FloatArray:
+    """Seconds of a collective on ``size`` bytes over ``group`` ranks; zero for a group of one.
+
+    ``inside`` of the ranks share a scale-up domain. All groups of a node run at once, so each
+    rank has its own share of the node's NICs and a ring through ``inside`` ranks has that many
+    shares. The faster of a flat ring and (for reductions and gathers) a hierarchy of rings
+    inside and a tree between is taken.
+    """
+    up, out = cluster.scale_up, cluster.scale_out
+    domains = np.ceil(group / inside)
+    spans = domains > 1
+    if kind == "send_recv":
+        seconds = _tier(up, inside, size)
+        if out is not None:
+            seconds = np.where(spans, _tier(out, domains, size), seconds)
+        return np.where(group > 1, seconds, 0.0)
+    rounds = ROUNDS[kind]
+    volume = rounds * size * (group - 1) / np.maximum(group, 1)
+    bandwidth = up.bandwidth * up.efficiency
+    flat = up.latency + rounds * up.hop_latency * (inside - 1) + volume / bandwidth
+    if out is None:
+        return np.where(group > 1, flat, 0.0)
+    between = out.bandwidth * out.efficiency * inside
+    flat_latency = (
+        out.latency
+        + rounds * out.hop_latency * (domains - 1)
+        + rounds * up.hop_latency * (inside - 1)
+    )
+    flat_between = flat_latency + volume / np.minimum(between, np.where(inside > 1, bandwidth, between))
+    within = up.latency + rounds * (
+        up.hop_latency * (inside - 1) + size * (inside - 1) / inside / bandwidth
+    )
+    tree = out.latency + rounds * (
+        out.hop_latency * np.log2(np.maximum(domains, 1))
+        + size * (domains - 1) / domains / between
+    )
+    hierarchy = np.where(inside > 1, within, 0.0) + tree
+    seconds = np.where(spans, np.minimum(flat_between, hierarchy), flat)
+    return np.where(group > 1, seconds, 0.0)
+
+
+def _tier(link: Link, ranks: FloatArray, size: FloatArray) -> FloatArray:
+    """A point-to-point transfer, or a chain of ``ranks - 1`` of them with ``size`` in all."""
+    hops = np.maximum(ranks - 1, 0)
+    return link.latency + link.hop_latency * hops + size / (link.bandwidth * link.efficiency)

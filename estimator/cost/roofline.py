@@ -1,0 +1,149 @@
+"""The default pricer: compute or memory roofline with one efficiency per kind of kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import yaml
+
+from estimator.cluster import Cluster, Device
+from estimator.cost.collectives import linear_seconds
+from estimator.lower.slots import Collective, Columns, FloatArray
+from estimator.stack import Stack
+from estimator.workload import Workload
+
+SMALL_HEAD = 100
+"""Head sizes below this run fused attention at the table's ``small_head`` share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """A fused attention kernel: ``peak x efficiency x s / (s + half_length)`` FLOP/s."""
+
+    efficiency: float
+    half_length: float
+    small_head: float
+    backward_over_forward: float
+    """Time of backward over time of forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Kernel efficiencies of one device, from ``data/roofline.yaml``.
+
+    GEMM: ``max((2mnk + saturation_flops) / (peak x efficiency), bytes / bandwidth) + overhead``.
+    """
+
+    name: str
+    origin: str
+    gemm_efficiency: Mapping[str, float]
+    """Share of the dense peak that a large GEMM reaches, by dtype."""
+    saturation_flops: float
+    gemm_overhead: float
+    gemm_bandwidth: float
+    """Share of memory bandwidth that operands of a GEMM reach."""
+    attention: Mapping[str, AttentionKernel]
+    memory_bandwidth: float
+    """Share of memory bandwidth that element-wise kernels reach."""
+    memory_overhead: float
+
+    def seconds(
+        self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack
+    ) -> FloatArray:
+        """Seconds of each slot under each key, shape (O, U)."""
+        seconds = np.zeros_like(ops.bytes)
+        device = cluster.device
+        for low_precision in (False, True):
+            rows = np.array(
+                [i for i in ops.rows("gemm") if ops.slots[i].low_precision is low_precision],
+                dtype=int,
+            )
+            if len(rows):
+                dtype = gemm_dtype(workload, low_precision=low_precision)
+                seconds[rows] = self._gemm(ops.flops[rows], ops.bytes[rows], dtype, device)
+        rows = ops.rows("attention")
+        if len(rows):
+            kernel = self.kernel(stack.attention_kernel, device)
+            dtype = gemm_dtype(workload, low_precision=False)
+            rate = device.peaks[dtype] * kernel.efficiency
+            keys = ops.n[rows]
+            rate = rate * keys / (keys + kernel.half_length)
+            rate = rate * np.where(ops.k[rows] < SMALL_HEAD, kernel.small_head, 1.0)
+            backward = np.array([ops.slots[i].phase != "forward" for i in rows])
+            # Backward's 2.5 times the FLOPs take ``backward_over_forward`` times as long.
+            factor = np.where(backward, kernel.backward_over_forward / 2.5, 1.0)
+            seconds[rows] = factor[:, None] * ops.flops[rows] / rate
+        rows = ops.rows("memory")
+        bandwidth = device.bandwidth * self.memory_bandwidth
+        seconds[rows] = ops.bytes[rows] / bandwidth + self.memory_overhead
+        for i in ops.rows("collective"):
+            kind = ops.slots[i].collective
+            assert kind is not None
+            seconds[i] = _collective(kind, ops, i, cluster)
+        return seconds * ops.count
+
+    def kernel(self, name: str, device: Device) -> AttentionKernel:
+        """Constants of a fused attention kernel; ``ValueError`` where it has none here."""
+        if name not in self.attention:
+            known = ", ".join(self.attention) or "none"
+            raise ValueError(
+                f"no constants for attention kernel {name} on {device.name}; known there: {known}"
+            )
+        return self.attention[name]
+
+    def _gemm(
+        self, flops: FloatArray, moved: FloatArray, dtype: str, device: Device
+    ) -> FloatArray:
+        rate = device.peaks[dtype] * self.gemm_efficiency[dtype]
+        bandwidth = device.bandwidth * self.gemm_bandwidth
+        compute = (flops + self.saturation_flops) / rate
+        return np.maximum(compute, moved / bandwidth) + self.gemm_overhead
+
+
+def _collective(kind: Collective, ops: Columns, i: int, cluster: Cluster) -> FloatArray:
+    group = np.maximum(ops.group[i], 1)
+    return linear_seconds(kind, ops.bytes[i], group, np.maximum(ops.inside[i], 1), cluster)
+
+
+def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:
+    """The dtype that a GEMM runs in: fp8 only where weights are cast, bf16 elsewhere."""
+    if workload.precision == "fp8" and not low_precision:
+        return "bf16"
+    return workload.precision
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = resources.files("estimator.cost").joinpath("data", "roofline.yaml").read_text("utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
+
+
+def roofline(device: Device) -> Roofline:
+    """The constants of a device: its own where it was measured, else its architecture's."""
+    table = _table()
+    base = table["architectures"][device.architecture]
+    own = (table.get("devices") or {}).get(device.name, {})
+    gemm = {**base["gemm"], **own.get("gemm", {})}
+    memory = {**base["memory"], **own.get("memory", {})}
+    attention = {**base["attention"], **own.get("attention", {})}
+    constants = ("efficiency", "half_length", "small_head", "backward_over_forward")
+    return Roofline(
+        name="analytic",
+        origin="analytic",
+        gemm_efficiency=gemm["efficiency"],
+        saturation_flops=gemm["saturation_flops"],
+        gemm_overhead=gemm["overhead_seconds"],
+        gemm_bandwidth=memory["gemm_efficiency"],
+        attention={
+            name: AttentionKernel(**{key: block[key] for key in constants})
+            for name, block in attention.items()
+        },
+        memory_bandwidth=memory["efficiency"],
+        memory_overhead=memory["overhead_seconds"],
+    )

@@ -1,0 +1,175 @@
+"""Bytes on a device at the peak of a step, part by part and stage class by stage class.
+
+Activations follow Korthikanti et al. (arXiv 2205.05198, section 4) with what flash attention,
+grouped queries and gated MLPs change; states follow ZeRO (arXiv 1910.02054, section 3).
+Suffixes: P plans, U unique keys, C the four stage classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.estimate import ALLOCATED_PARTS
+from estimator.lower.slots import FloatArray, IntArray
+from estimator.lower.step import Shards, state_bytes
+from estimator.lower.transformer import Keys, padded_vocab
+from estimator.model import Transformer
+from estimator.plan import UNSET, Plans
+from estimator.stack import Stack
+from estimator.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationBytes:
+    """Bytes that one micro-batch keeps until its backward; arrays of shape (U,)."""
+
+    layer: FloatArray
+    """One layer with nothing recomputed."""
+    without_scores: FloatArray
+    """One layer that recomputes its attention core."""
+    checkpoint: FloatArray
+    """One layer that keeps only its input."""
+    embedding: FloatArray
+    """Dropout mask of the embedding's output."""
+    head: FloatArray
+    """Input and output of the final norm."""
+    logits: FloatArray
+
+
+def activation_bytes(
+    model: Transformer, workload: Workload, stack: Stack, keys: Keys
+) -> ActivationBytes:
+    """Activations per layer and at the head, by what backward reads."""
+    element = float(workload.activation_bytes)
+    tokens = keys.micro_batch * workload.sequence / keys.cp
+    split = tokens / np.where(keys.sequence_parallel == 1, keys.tp, 1)
+    mask = 1.0 * workload.dropout
+    norms = 1 if model.parallel_residual else 2
+    # Input and output of each norm; masks of the two dropouts.
+    rows = split * model.hidden * (2 * norms * element + 2 * mask)
+    kv_width = np.maximum(model.kv_width / keys.tp, model.head_dim)
+    attention = element * tokens * (2 * model.attention_width / keys.tp + 2 * kv_width)
+    mlp = element * tokens * (model.up_width + model.ffn) / keys.tp
+    heads = model.heads / keys.tp
+    if workload.attention == "flash":
+        scores = np.zeros_like(tokens)
+        attention = attention + 4.0 * tokens * heads  # fp32 log-sum-exp
+    else:
+        kept = element + (element + 1) * mask
+        scores = kept * tokens * heads * workload.sequence
+    loss = stack.logit_bytes if element == 2 else 2 * stack.logit_bytes
+    layer = rows + attention + mlp + scores
+    train = 1.0 if workload.mode == "train" else 0.0
+    return ActivationBytes(
+        layer=train * layer,
+        without_scores=train * (layer - scores),
+        checkpoint=train * split * model.hidden * element,
+        embedding=train * split * model.hidden * mask,
+        head=train * 2 * element * split * model.hidden,
+        logits=(loss if train else element) * tokens * padded_vocab(model, keys.tp),
+    )
+
+
+def in_flight(plans: Plans, shards_position: IntArray, micro_batches: IntArray) -> FloatArray:
+    """Micro-batches whose activations a stage holds at once, shape (4, P).
+
+    1F1B holds as many as stages follow; interleaving adds chunks (Narayanan et al., arXiv
+    2104.04473, section 2.2); GPipe holds all.
+    """
+    following = plans.pp - shards_position
+    v = plans.interleave
+    chunks = np.where(
+        v > 1, (2 * (following - 1) + (v - 1) * plans.pp + 1) / v, following.astype(float)
+    )
+    held: FloatArray = np.where(plans.schedule == 0, micro_batches, np.minimum(chunks, micro_batches))
+    return np.maximum(held, 1.0)
+
+
+def stage_state_bytes(
+    workload: Workload, stack: Stack, shards: Shards, model: Transformer
+) -> dict[str, FloatArray]:
+    """Weights, gradients, optimizer states and buffers per stage class, shape (4, U)."""
+    weight, gradient, optimizer = state_bytes(workload, stack)
+    zero, shard = shards.plans.zero, shards.shard
+    parameters = shards.parameters_CU
+    half = float(workload.activation_bytes)
+    train = workload.mode == "train"
+    gathered = np.where(zero == 3, stack.unsharded_layers * half * shards.layer_parameters, 0.0)
+    scattered = np.where(
+        (zero >= 2) & train, gradient * shards.layer_parameters, 0.0
+    )  # one layer's gradients before they are scattered
+    buffers = gathered + scattered
+    if stack.weight_gradient_buffers and train and half == 2:
+        # Kept where tensors of equal shape share one: four matrices of a layer.
+        buffers = buffers + half * model.layer_matrix_parameters / shards.plans.tp
+    exists = shards.classes.count > 0
+    return {
+        "weights": weight * parameters / np.where(zero >= 3, shard, 1),
+        "gradients": gradient * parameters / np.where(zero >= 2, shard, 1),
+        "optimizer": optimizer * parameters / shard,
+        "buffers": np.broadcast_to(buffers, parameters.shape) * exists,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """Parts of the fullest stage, shape (P,), and what each stage class allocates, (4, P)."""
+
+    parts: dict[str, FloatArray]
+    allocated_CP: FloatArray
+
+
+def peak_memory_parts(
+    model: Transformer,
+    workload: Workload,
+    stack: Stack,
+    plans: Plans,
+    keys: Keys,
+    key_P: IntArray,
+    shards: Shards,
+    step_P: IntArray,
+) -> PeakMemory:
+    """Peak bytes per plan: the stage class that allocates most, itemised."""
+    kept = activation_bytes(model, workload, stack, keys)
+    states = stage_state_bytes(workload, stack, shards, model)
+    layers = shards.classes.layers[:, step_P]
+    exists = shards.classes.count[:, step_P] > 0
+    micro_batches = workload.global_batch // (plans.dp * plans.micro_batch)
+    held = in_flight(plans, shards.classes.position[:, step_P], micro_batches)
+
+    full, selective = plans.recompute == 2, plans.recompute == 1
+    per_layer = np.where(selective, kept.without_scores[key_P], kept.layer[key_P])
+    recomputed = recomputed_layers(plans, layers)
+    saving = kept.layer[key_P] - kept.checkpoint[key_P]
+    activations = held * (layers * per_layer - recomputed * saving)
+    # While one layer runs again, its whole set is alive beside the checkpoints.
+    activations += np.where(full & (recomputed > 0), kept.layer[key_P], 0.0)
+    activations[0] += held[0] * kept.embedding[key_P]
+    one_stage = plans.pp == 1
+    head = kept.head[key_P]
+    activations[0] += np.where(one_stage, head, 0.0)
+    activations[3] += np.where(one_stage, 0.0, head)
+    logits = np.zeros_like(activations)
+    logits[0] = np.where(one_stage, kept.logits[key_P], 0.0)
+    logits[3] = np.where(one_stage, 0.0, kept.logits[key_P])
+
+    state_total = sum(states.values(), np.zeros(shards.parameters_CU.shape))
+    allocated = np.where(exists, state_total[:, step_P] + activations + logits, 0.0)
+    fullest = allocated.argmax(axis=0)
+    row = np.arange(len(plans))
+    parts = {name: value[fullest, step_P] for name, value in states.items()}
+    parts["activations"] = activations[fullest, row]
+    parts["logits"] = logits[fullest, row]
+    parts["reserved"] = (stack.reserved_ratio - 1) * allocated[fullest, row]
+    parts["context"] = np.full(len(plans), stack.context_bytes)
+    assert set(ALLOCATED_PARTS) < set(parts)
+    return PeakMemory(parts=parts, allocated_CP=allocated)
+
+
+def recomputed_layers(plans: Plans, layers_CP: IntArray) -> IntArray:
+    """Layers per stage that run again in backward under full recompute, shape (4, P)."""
+    asked = np.where(plans.recompute_layers == UNSET, layers_CP, plans.recompute_layers)
+    again: IntArray = np.where(plans.recompute == 2, np.minimum(asked, layers_CP), 0)
+    return again

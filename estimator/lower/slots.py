@@ -1,0 +1,119 @@
+"""Static slots of a model and their columns; which plans share a column.
+
+Suffixes: O slots, U unique keys, P plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+Kind = Literal["gemm", "attention", "memory", "collective"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
+Place = Literal["layer", "embedding", "head", "boundary", "stage"]
+Phase = Literal["forward", "backward_input", "backward_weight", "step"]
+Stream = Literal["compute", "tp", "cp", "dp", "pp"]
+
+SELECTIVE_AND_FULL = frozenset({"selective", "full"})
+FULL = frozenset({"full"})
+NEVER: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One operation of every plan of a model; a plan that lacks it has a count of zero."""
+
+    name: str
+    kind: Kind
+    place: Place
+    phase: Phase
+    stream: Stream = "compute"
+    collective: Collective | None = None
+    recomputed_by: frozenset[str] = NEVER
+    """Recompute kinds that run this forward slot again in backward."""
+    low_precision: bool = False
+    """A GEMM with weights, which fp8 training runs in fp8."""
+    after: tuple[str, ...] = ()
+    """Slots of the same place and phase whose output it reads."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Columns:
+    """What a pricer sees: arrays of shape (O, U). Sizes of one operation, times ``count``."""
+
+    slots: tuple[Slot, ...]
+    count: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+    """Memory traffic, or for a collective the full size of its buffer."""
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    """GEMM: (m, k) x (k, n). Attention: queries, keys, head size."""
+    group: FloatArray
+    """Ranks of a collective."""
+    inside: FloatArray
+    """Of these, ranks in one scale-up domain."""
+
+    def rows(self, kind: Kind) -> IntArray:
+        """Indices of the slots of one kind."""
+        return np.array([i for i, slot in enumerate(self.slots) if slot.kind == kind], dtype=int)
+
+
+@dataclass(slots=True)
+class Builder:
+    """Collects slots with their columns; anything not given is zero."""
+
+    unique: int
+    slots: list[Slot] = field(default_factory=list)
+    columns: list[dict[str, FloatArray | float]] = field(default_factory=list)
+
+    def add(self, slot: Slot, **columns: FloatArray | IntArray | float) -> None:
+        """Append a slot; each column broadcasts to (U,)."""
+        self.slots.append(slot)
+        self.columns.append({"count": 1.0, **columns})
+
+    def build(self) -> Columns:
+        """The (O, U) columns of everything added."""
+        shape = (len(self.slots), self.unique)
+        stacked = {
+            name: np.zeros(shape)
+            for name in ("count", "flops", "bytes", "m", "n", "k", "group", "inside")
+        }
+        for row, given in enumerate(self.columns):
+            for name, value in given.items():
+                stacked[name][row] = value
+        return Columns(slots=tuple(self.slots), **stacked)
+
+
+def unique_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """Group equal rows of int columns of shape (P,).
+
+    Returns one representative row per group, shape (U,), and each row's group, shape (P,).
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    span = 1
+    for column in columns:
+        low = int(column.min())
+        width = int(column.max()) - low + 1
+        if width == 1:
+            continue
+        if span * width >= 2**62:
+            _, code = np.unique(code, return_inverse=True)
+            span = len(code)
+        code = code * width + (column - low)
+        span *= width
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def ranks_inside(size: IntArray, stride: IntArray, domain: int) -> FloatArray:
+    """Ranks of a group that lie in one scale-up domain, when they are ``stride`` ranks apart."""
+    return np.clip(domain // stride, 1, size).astype(float)

@@ -1,0 +1,202 @@
+"""What happens once per step on each stage: gradients, weights and optimizer states.
+
+Suffixes: U unique step keys, C the four stage classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.cluster import Cluster
+from estimator.lower.slots import (
+    Builder,
+    Collective,
+    Columns,
+    FloatArray,
+    IntArray,
+    Slot,
+    unique_rows,
+)
+from estimator.lower.stages import StageClasses, stage_classes
+from estimator.lower.transformer import dp_ranks_inside
+from estimator.model import Transformer
+from estimator.plan import UNSET, Plans
+from estimator.stack import Stack
+from estimator.workload import OPTIMIZER_STATES, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """How a stage's parameters and their states are spread; columns of shape (U,) or (4, U)."""
+
+    plans: Plans
+    """One representative plan per unique key."""
+    classes: StageClasses
+    shard: IntArray
+    """Ranks that share one sharded copy; 1 without zero."""
+    parameters_CU: FloatArray
+    """Parameters per rank of each stage class, before sharding over dp x cp."""
+    layer_parameters: FloatArray
+    """Parameters per rank of one layer, shape (U,)."""
+
+
+def step_keys(model: Transformer, plans: Plans) -> tuple[Shards, IntArray]:
+    """Unique step keys of the plans, and each plan's key index of shape (P,)."""
+    first, index = unique_rows(
+        [
+            plans.dp,
+            plans.tp,
+            plans.cp,
+            plans.pp,
+            plans.zero,
+            plans.shard_size,
+            plans.order,
+            plans.first_stage_layers,
+            plans.last_stage_layers,
+        ]
+    )
+    unique = plans[first]
+    full = unique.dp * unique.cp
+    shard = np.where(unique.shard_size == UNSET, full, unique.shard_size)
+    classes = stage_classes(model.layers, unique)
+    layer = (
+        model.layer_matrix_parameters + model.layer_sharded_bias_parameters
+    ) / unique.tp + model.layer_replicated_parameters
+    return Shards(
+        plans=unique,
+        classes=classes,
+        shard=np.where(unique.zero > 0, shard, 1),
+        parameters_CU=classes.layers * layer + edge_parameters(model, unique),
+        layer_parameters=layer,
+    ), index
+
+
+def edge_parameters(model: Transformer, plans: Plans) -> FloatArray:
+    """Parameters per rank outside the layers, shape (4, P).
+
+    The first stage holds the embedding, the last the final norm and the output projection; a tied
+    projection is a second copy where the two stages differ.
+    """
+    table = np.ceil(model.vocab / plans.tp) * model.hidden
+    one_stage = plans.pp == 1
+    first = table + model.position_parameters
+    last = np.where(one_stage & model.tied, 0, table) + model.norm_parameters
+    none = np.zeros_like(table)
+    return np.stack([first + np.where(one_stage, last, 0), none, none, np.where(one_stage, 0, last)])
+
+
+def lower_step(
+    model: Transformer, workload: Workload, cluster: Cluster, shards: Shards, stack: Stack
+) -> Columns:
+    """Slots of the step phase; columns of shape (O, 4 U), stage class by stage class.
+
+    zero=2 scatters gradients after every micro-batch: its row is one such scatter. zero=3 gathers
+    and scatters inside layers, so that only replicas of hybrid sharding are reduced here.
+    """
+    plans = shards.plans
+    half = workload.activation_bytes == 2
+    gradient = stack.gradient_bytes if half else 4.0
+    full = plans.dp * plans.cp
+    replicas = full // shards.shard
+    inside_all = dp_ranks_inside(plans, cluster)
+    inside_shard = np.minimum(inside_all, shards.shard)
+    exists = (shards.classes.count > 0).astype(float)
+    parameters = shards.parameters_CU * exists
+
+    def spread(value: FloatArray | IntArray) -> FloatArray:
+        """Broadcast (U,) over the stage classes and flatten to (4 U,)."""
+        return np.broadcast_to(value, parameters.shape).reshape(-1).astype(float)
+
+    rows = Builder(unique=parameters.size)
+
+    def collective(
+        name: str,
+        kind: Collective,
+        size: FloatArray,
+        group: IntArray,
+        inside: FloatArray,
+        when: FloatArray,
+    ) -> None:
+        slot = Slot(
+            name=name, kind="collective", place="stage", phase="step", stream="dp", collective=kind
+        )
+        rows.add(
+            slot,
+            count=spread(when * exists * (group > 1)),
+            bytes=spread(size),
+            group=spread(group),
+            inside=spread(inside),
+        )
+
+    sharded = (plans.zero > 0) & (plans.zero < 3)
+    collective(
+        "gradient reduction",
+        "all_reduce",
+        gradient * parameters,
+        full,
+        inside_all,
+        (plans.zero == 0).astype(float),
+    )
+    collective(
+        "gradient scatter",
+        "reduce_scatter",
+        gradient * parameters,
+        shards.shard,
+        inside_shard,
+        sharded.astype(float),
+    )
+    collective(
+        "replica reduction",
+        "all_reduce",
+        gradient * parameters / shards.shard,
+        replicas,
+        np.maximum(inside_all / inside_shard, 1),
+        (plans.zero > 0).astype(float),
+    )
+    collective(
+        "weight gather",
+        "all_gather",
+        float(workload.activation_bytes) * parameters,
+        shards.shard,
+        inside_shard,
+        sharded.astype(float),
+    )
+    tied = np.zeros_like(parameters)
+    tied[0] = np.where(model.tied & (plans.pp > 1), 1.0, 0.0)
+    two = np.full_like(plans.pp, 2)
+    collective(
+        "tied embedding reduction",
+        "all_reduce",
+        gradient * np.ceil(model.vocab / plans.tp) * model.hidden,
+        two,
+        np.ones_like(tied[0]),
+        tied,
+    )
+    rows.add(
+        Slot(name="optimizer", kind="memory", place="stage", phase="step"),
+        count=spread(exists),
+        bytes=spread(optimizer_traffic(workload, stack) * parameters / shards.shard),
+    )
+    return rows.build()
+
+
+def optimizer_traffic(workload: Workload, stack: Stack) -> float:
+    """Bytes per parameter that a step moves: gradient read twice (norm, update), states and
+    master read and written, half-precision weights written."""
+    half = workload.activation_bytes == 2
+    gradient = stack.gradient_bytes if half else 4.0
+    states = 8.0 * OPTIMIZER_STATES[workload.optimizer]
+    return 2 * gradient + states + 8.0 + (2.0 if half else 0.0)
+
+
+def state_bytes(workload: Workload, stack: Stack) -> tuple[float, float, float]:
+    """Bytes per parameter of weights, gradients and optimizer states (with fp32 master)."""
+    if workload.mode == "forward":
+        return float(workload.activation_bytes), 0.0, 0.0
+    states = 4.0 * OPTIMIZER_STATES[workload.optimizer]
+    if workload.activation_bytes == 4:
+        return 4.0, 4.0, states
+    master = 0.0 if stack.weight_bytes == 4 else 4.0
+    return stack.weight_bytes, stack.gradient_bytes, master + states

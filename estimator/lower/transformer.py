@@ -1,0 +1,559 @@
+"""A dense Transformer's operations per micro-batch: FLOPs, bytes and collectives.
+
+GEMM counts follow Korthikanti et al. (arXiv 2205.05198, section 4); element-wise kernels are
+listed one by one, each as the elements it reads and writes. T = micro_batch x sequence / cp is
+the tokens of a rank. Arrays have shape (U,): one entry per unique key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from estimator.cluster import Cluster
+from estimator.lower.slots import (
+    FULL,
+    NEVER,
+    SELECTIVE_AND_FULL,
+    Builder,
+    Collective,
+    Columns,
+    FloatArray,
+    IntArray,
+    Phase,
+    Place,
+    Slot,
+    ranks_inside,
+    unique_rows,
+)
+from estimator.model import Transformer
+from estimator.plan import CHOICES, UNSET, Plans
+from estimator.stack import Stack
+from estimator.workload import Workload
+
+DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
+BACKWARD: tuple[Phase, Phase] = ("backward_input", "backward_weight")
+FUSED_LOSS_PASSES = (2.0, 3.0)
+"""Passes over the half-precision logits, forward and backward, of a fused cross-entropy."""
+EAGER_LOSS_PASSES = (12.0, 9.0)
+"""The same when fp32 copies are written by separate kernels (two half passes per fp32 one)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What tells the layers of two plans apart; int64 arrays of shape (U,)."""
+
+    dp: IntArray
+    tp: IntArray
+    cp: IntArray
+    pp: IntArray
+    micro_batch: IntArray
+    sequence_parallel: IntArray
+    shard: IntArray
+    """Ranks that a layer's weights are gathered from (1 unless zero=3)."""
+    order: IntArray
+    overlap_tp: IntArray
+    overlap_p2p: IntArray
+    """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
+
+
+def overlaps(column: IntArray, habit: bool) -> IntArray:
+    """A plan's overlap flag, or the stack's habit where it is unset; shape (P,)."""
+    flags: IntArray = np.where(column == UNSET, int(habit), column)
+    return flags
+
+
+def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
+    """Unique layer keys of the plans, and each plan's key index of shape (P,)."""
+    full = plans.dp * plans.cp
+    shard = np.where(
+        plans.zero == 3, np.where(plans.shard_size == UNSET, full, plans.shard_size), 1
+    )
+    columns = {
+        "dp": plans.dp,
+        "tp": plans.tp,
+        "cp": plans.cp,
+        "pp": plans.pp,
+        "micro_batch": plans.micro_batch,
+        "sequence_parallel": plans.sequence_parallel,
+        "shard": shard,
+        "order": plans.order,
+        "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
+        "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p),
+    }
+    first, index = unique_rows(list(columns.values()))
+    return Keys(**{name: column[first] for name, column in columns.items()}), index
+
+
+@dataclass(slots=True)
+class _Lowering:
+    """The builder with the sizes that most slots need."""
+
+    model: Transformer
+    workload: Workload
+    stack: Stack
+    cluster: Cluster
+    keys: Keys
+    rows: Builder
+    element: float
+    """Bytes of an activation."""
+    tokens: FloatArray
+    """Tokens of a rank."""
+    split: FloatArray
+    """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
+
+    def gemm(
+        self,
+        name: str,
+        place: Place,
+        *,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        batch: FloatArray | float = 1.0,
+        recomputed: frozenset[str] = FULL,
+        weights: bool = True,
+    ) -> None:
+        """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs."""
+        shapes = ((m, n, k), (m, k, n), (k, n, m))
+        for (rows, columns, inner), phase in zip(shapes, ("forward", *BACKWARD), strict=True):
+            self.rows.add(
+                Slot(
+                    name=name,
+                    kind="gemm",
+                    place=place,
+                    phase=phase,  # type: ignore[arg-type]
+                    recomputed_by=recomputed if phase == "forward" else NEVER,
+                    low_precision=weights and place == "layer",
+                ),
+                count=batch,
+                flops=2 * rows * columns * inner,
+                bytes=self.element * (rows * inner + inner * columns + rows * columns),
+                m=rows,
+                n=columns,
+                k=inner,
+            )
+
+    def memory(
+        self,
+        name: str,
+        place: Place,
+        *,
+        forward: FloatArray | float,
+        backward: FloatArray | float,
+        recomputed: frozenset[str] = FULL,
+        count: float = 1.0,
+    ) -> None:
+        """An element-wise kernel by the bytes that it moves, forward and backward."""
+        for phase, moved in (("forward", forward), ("backward_input", backward)):
+            self.rows.add(
+                Slot(
+                    name=name,
+                    kind="memory",
+                    place=place,
+                    phase=phase,  # type: ignore[arg-type]
+                    recomputed_by=recomputed if phase == "forward" else NEVER,
+                ),
+                count=count * (np.asarray(moved) > 0),
+                bytes=moved,
+            )
+
+    def collective(
+        self,
+        name: str,
+        place: Place,
+        kind: Collective,
+        *,
+        stream: str,
+        phase: Phase,
+        size: FloatArray,
+        group: IntArray,
+        inside: FloatArray,
+        count: FloatArray | float = 1.0,
+        recomputed: frozenset[str] = NEVER,
+    ) -> None:
+        """A collective over ``group`` ranks on a buffer of ``size`` bytes."""
+        self.rows.add(
+            Slot(
+                name=name,
+                kind="collective",
+                place=place,
+                phase=phase,
+                stream=stream,  # type: ignore[arg-type]
+                collective=kind,
+                recomputed_by=recomputed,
+            ),
+            count=np.asarray(count) * (group > 1),
+            bytes=size,
+            group=group,
+            inside=inside,
+        )
+
+
+def lower_layers(
+    model: Transformer, workload: Workload, cluster: Cluster, keys: Keys, stack: Stack
+) -> Columns:
+    """All slots of a micro-batch: one layer, the embedding, the head and a stage boundary."""
+    tokens = keys.micro_batch * workload.sequence / keys.cp
+    split = tokens / np.where(keys.sequence_parallel == 1, keys.tp, 1)
+    low = _Lowering(
+        model=model,
+        workload=workload,
+        stack=stack,
+        cluster=cluster,
+        keys=keys,
+        rows=Builder(unique=len(keys.tp)),
+        element=float(workload.activation_bytes),
+        tokens=tokens,
+        split=split,
+    )
+    _attention_block(low)
+    _mlp_block(low)
+    _layer_extras(low)
+    _gather_weights(low, "layer", float(model.layer_parameters), tp_divides=True)
+    _embedding(low)
+    _head(low)
+    _boundary(low)
+    return low.rows.build()
+
+
+def _norm(low: _Lowering, name: str, place: Place) -> None:
+    row = low.split * low.model.hidden * low.element
+    low.memory(name, place, forward=2 * row, backward=3 * row)
+
+
+def _residual(low: _Lowering, name: str) -> None:
+    row = low.split * low.model.hidden * low.element
+    mask = 0.5 * low.workload.dropout
+    saved = 1.0 if "norm_residual" in low.stack.fused else 0.0
+    low.memory(name, "layer", forward=(3 + mask - saved) * row, backward=(2 + mask) * row)
+
+
+def _attention_block(low: _Lowering) -> None:
+    model, tp, tokens = low.model, low.keys.tp, low.tokens
+    width = model.attention_width / tp
+    kv_width = np.maximum(model.kv_width / tp, model.head_dim)
+    hidden = np.full_like(tokens, model.hidden)
+    _norm(low, "attention norm", "layer")
+    _tp_enter(low, "qkv", "layer")
+    low.gemm("qkv", "layer", m=tokens, n=width + 2 * kv_width, k=hidden)
+    if model.positions == "rotary":
+        passes = 2 if "rope" in low.stack.fused else 6
+        moved = passes * tokens * (width + kv_width) * low.element
+        low.memory("rotary", "layer", forward=moved, backward=moved)
+    if low.workload.attention == "flash":
+        _flash(low)
+    else:
+        _eager(low)
+    _ring(low, kv_width)
+    low.gemm("attention output", "layer", m=tokens, n=hidden, k=width)
+    if not model.parallel_residual:
+        _tp_leave(low, "attention output", "layer")
+        _residual(low, "attention residual")
+
+
+def _flash(low: _Lowering) -> None:
+    """Fused attention: scores never reach memory; backward runs five GEMMs for forward's two."""
+    model, keys = low.model, low.keys
+    heads = keys.micro_batch * model.heads / keys.tp
+    queries = low.workload.sequence / keys.cp
+    causal = 2 * queries * low.workload.sequence * model.head_dim
+    for phase, gemms in (("forward", 1.0), ("backward_input", 2.5)):
+        low.rows.add(
+            Slot(
+                name="attention",
+                kind="attention",
+                place="layer",
+                phase=phase,  # type: ignore[arg-type]
+                recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
+            ),
+            count=1.0,
+            flops=gemms * heads * causal,
+            m=queries,
+            n=float(low.workload.sequence),
+            k=float(model.head_dim),
+        )
+
+
+def _eager(low: _Lowering) -> None:
+    """Unfused attention: the full square of scores, written and read by each kernel."""
+    model, keys, element = low.model, low.keys, low.element
+    heads = keys.micro_batch * model.heads / keys.tp
+    queries = low.workload.sequence / keys.cp
+    keys_read = np.full_like(queries, low.workload.sequence)
+    head = np.full_like(queries, model.head_dim)
+    scores = heads * queries * keys_read * element
+    passes = 2.0 if "softmax" in low.stack.fused else 7.0
+    low.gemm(
+        "attention scores",
+        "layer",
+        m=queries,
+        n=keys_read,
+        k=head,
+        batch=heads,
+        recomputed=SELECTIVE_AND_FULL,
+        weights=False,
+    )
+    low.memory(
+        "softmax",
+        "layer",
+        forward=passes * scores,
+        backward=(passes + 1) * scores,
+        recomputed=SELECTIVE_AND_FULL,
+    )
+    if low.workload.dropout:
+        low.memory(
+            "attention dropout",
+            "layer",
+            forward=2.5 * scores,
+            backward=2.5 * scores,
+            recomputed=SELECTIVE_AND_FULL,
+        )
+    low.gemm(
+        "attention context",
+        "layer",
+        m=queries,
+        n=head,
+        k=keys_read,
+        batch=heads,
+        recomputed=SELECTIVE_AND_FULL,
+        weights=False,
+    )
+
+
+def _ring(low: _Lowering, kv_width: FloatArray) -> None:
+    """Context parallelism: keys and values pass around the ring, with their gradients back."""
+    keys = low.keys
+    block = 2 * low.tokens * kv_width * low.element
+    inside = ranks_inside(keys.cp, keys.tp, low.cluster.scale_up_domain)
+    for phase, blocks in (("forward", 1.0), ("backward_input", 2.0)):
+        low.collective(
+            "context exchange",
+            "layer",
+            "send_recv",
+            stream="cp",
+            phase=phase,  # type: ignore[arg-type]
+            size=blocks * (keys.cp - 1) * block,
+            group=keys.cp,
+            inside=inside,
+            recomputed=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
+        )
+
+
+def _mlp_block(low: _Lowering) -> None:
+    model, tokens = low.model, low.tokens
+    hidden = np.full_like(tokens, model.hidden)
+    ffn = model.ffn / low.keys.tp
+    if not model.parallel_residual:
+        _norm(low, "mlp norm", "layer")
+        _tp_enter(low, "mlp up", "layer")
+    low.gemm("mlp up", "layer", m=tokens, n=model.up_width / low.keys.tp, k=hidden)
+    halves = 2 if model.gated else 1
+    eager = 0 if "bias_activation" in low.stack.fused else 2
+    row = tokens * ffn * low.element
+    low.memory(
+        "activation",
+        "layer",
+        forward=(halves + 1 + eager) * row,
+        backward=(2 * halves + 1 + eager) * row,
+    )
+    low.gemm("mlp down", "layer", m=tokens, n=hidden, k=ffn)
+    _tp_leave(low, "mlp down", "layer")
+    _residual(low, "mlp residual")
+
+
+def _tp_enter(low: _Lowering, name: str, place: Place) -> None:
+    """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
+
+    With sequence parallelism the input is gathered again for the weight gradient.
+    """
+    keys = low.keys
+    inside = ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain)
+    size = low.tokens * low.model.hidden * low.element
+    sp = (keys.sequence_parallel == 1).astype(float)
+    recomputed = FULL if place == "layer" else NEVER
+    rows: tuple[tuple[Collective, Phase, FloatArray], ...] = (
+        ("all_gather", "forward", sp),
+        ("reduce_scatter", "backward_input", sp),
+        ("all_gather", "backward_weight", sp),
+        ("all_reduce", "backward_input", 1 - sp),
+    )
+    for kind, phase, count in rows:
+        low.collective(
+            f"{name} input",
+            place,
+            kind,
+            stream="tp",
+            phase=phase,
+            size=size,
+            group=keys.tp,
+            inside=inside,
+            count=count,
+            recomputed=recomputed if phase == "forward" else NEVER,
+        )
+
+
+def _tp_leave(low: _Lowering, name: str, place: Place) -> None:
+    """Out of a row-parallel GEMM: partial sums are reduced, or scattered along the sequence."""
+    keys = low.keys
+    inside = ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain)
+    size = low.tokens * low.model.hidden * low.element
+    sp = (keys.sequence_parallel == 1).astype(float)
+    recomputed = FULL if place == "layer" else NEVER
+    rows: tuple[tuple[Collective, Phase, FloatArray], ...] = (
+        ("reduce_scatter", "forward", sp),
+        ("all_gather", "backward_input", sp),
+        ("all_reduce", "forward", 1 - sp),
+    )
+    for kind, phase, count in rows:
+        low.collective(
+            f"{name} output",
+            place,
+            kind,
+            stream="tp",
+            phase=phase,
+            size=size,
+            group=keys.tp,
+            inside=inside,
+            count=count,
+            recomputed=recomputed if phase == "forward" else NEVER,
+        )
+
+
+def _layer_extras(low: _Lowering) -> None:
+    """fp8 casts of GEMM inputs, and the read and write of fp32 main gradients."""
+    model, tp = low.model, low.keys.tp
+    if low.workload.precision == "fp8":
+        width = 2 * model.hidden + (model.ffn + model.attention_width) / tp
+        cast = 4.0 * low.tokens * width
+        low.memory("fp8 casts", "layer", forward=cast, backward=1.5 * cast)
+    share = low.stack.gradient_accumulation_traffic
+    if share and low.workload.mode == "train":
+        low.rows.add(
+            Slot(
+                name="gradient accumulation",
+                kind="memory",
+                place="layer",
+                phase="backward_weight",
+            ),
+            bytes=share * 8.0 * model.layer_matrix_parameters / tp,
+        )
+
+
+def _gather_weights(low: _Lowering, place: Place, parameters: float, *, tp_divides: bool) -> None:
+    """zero=3: gather weights before forward and backward, scatter gradients after it."""
+    keys = low.keys
+    sharded = parameters / (keys.tp if tp_divides else 1)
+    gradient = min(low.stack.gradient_bytes, 4.0) if low.element == 2 else 4.0
+    inside = np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
+    rows: tuple[tuple[str, Collective, Phase, float], ...] = (
+        ("weights", "all_gather", "forward", low.element),
+        ("weights", "all_gather", "backward_input", low.element),
+        ("gradients", "reduce_scatter", "backward_weight", gradient),
+    )
+    for name, kind, phase, width in rows:
+        low.collective(
+            f"{place} {name}",
+            place,
+            kind,
+            stream="dp",
+            phase=phase,
+            size=sharded * width,
+            group=keys.shard,
+            inside=inside,
+        )
+
+
+class Mesh(Protocol):
+    """What places a plan's groups on ranks: columns of :class:`Keys` and of ``Plans``."""
+
+    @property
+    def dp(self) -> IntArray: ...
+    @property
+    def tp(self) -> IntArray: ...
+    @property
+    def cp(self) -> IntArray: ...
+    @property
+    def pp(self) -> IntArray: ...
+    @property
+    def order(self) -> IntArray: ...
+
+
+def dp_ranks_inside(mesh: Mesh, cluster: Cluster) -> FloatArray:
+    """Ranks of the data-parallel group (dp x cp) inside one scale-up domain."""
+    domain = cluster.scale_up_domain
+    cp_inside = ranks_inside(mesh.cp, mesh.tp, domain)
+    stride = mesh.tp * mesh.cp * np.where(mesh.order == DP_BEFORE_PP, 1, mesh.pp)
+    return cp_inside * ranks_inside(mesh.dp, stride, domain)
+
+
+def _embedding(low: _Lowering) -> None:
+    """Token lookup, vocabulary-parallel over tp: partial rows are summed like a GEMM's output."""
+    row = low.split * low.model.hidden * low.element
+    learned = 1.0 if low.model.positions == "learned" else 0.0
+    low.memory("embedding", "embedding", forward=(2 + 2 * learned) * row, backward=3 * row)
+    _tp_leave(low, "embedding", "embedding")
+    _gather_weights(low, "embedding", float(low.model.embedding_parameters), tp_divides=True)
+
+
+def padded_vocab(model: Transformer, tp: IntArray) -> FloatArray:
+    """Vocabulary rows per tensor-parallel rank, rounded up so that every rank has as many."""
+    return np.ceil(model.vocab / tp)
+
+
+def _head(low: _Lowering) -> None:
+    """Final norm, logits and loss of the last stage."""
+    model, tokens, keys = low.model, low.tokens, low.keys
+    vocab = padded_vocab(model, keys.tp)
+    _norm(low, "final norm", "head")
+    _tp_enter(low, "logits", "head")
+    low.gemm("logits", "head", m=tokens, n=vocab, k=np.full_like(tokens, model.hidden))
+    fused = "cross_entropy" in low.stack.fused
+    forward, backward = FUSED_LOSS_PASSES if fused else EAGER_LOSS_PASSES
+    row = tokens * vocab * low.element
+    if low.workload.mode == "train":
+        low.memory("loss", "head", forward=forward * row, backward=backward * row)
+        low.collective(
+            "loss reduction",
+            "head",
+            "all_reduce",
+            stream="tp",
+            phase="forward",
+            size=4.0 * tokens,
+            group=keys.tp,
+            inside=ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain),
+            count=3.0,
+        )
+    if not model.tied:
+        _gather_weights(low, "head", float(model.embedding_parameters), tp_divides=True)
+
+
+def _boundary(low: _Lowering) -> None:
+    """Activations to the next stage, their gradients to the previous one."""
+    keys = low.keys
+    stride = keys.tp * keys.cp * np.where(keys.order == DP_BEFORE_PP, keys.dp, 1)
+    inside = np.where(stride * keys.pp <= low.cluster.scale_up_domain, 2.0, 1.0)
+    for phase in ("forward", "backward_input"):
+        low.collective(
+            "boundary",
+            "boundary",
+            "send_recv",
+            stream="pp",
+            phase=phase,  # type: ignore[arg-type]
+            size=low.split * low.model.hidden * low.element,
+            group=np.where(keys.pp > 1, 2, 1),
+            inside=inside,
+        )
+
+
+def model_flops(model: Transformer, workload: Workload) -> float:
+    """Useful FLOPs of a step over all devices: matrix products, causal scores counted once.
+
+    Backward counts twice forward; recompute, embedding lookups and element-wise work count zero.
+    """
+    matrices = model.layers * model.layer_matrix_parameters + model.embedding_parameters
+    scores = model.layers * 2 * workload.sequence * model.attention_width
+    passes = 3 if workload.mode == "train" else 1
+    return float(passes * workload.tokens * (2 * matrices + scores))

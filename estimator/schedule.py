@@ -1,0 +1,188 @@
+"""Closed forms of pipeline schedules: seconds from the first forward to the last backward.
+
+Suffixes: C the four stage classes (first, heavier middle, lighter middle, last), P plans.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.lower.slots import FloatArray, IntArray
+from estimator.plan import Plans
+
+GPIPE, ONE_F_ONE_B = 0, 1
+
+
+def pipeline_seconds(
+    forward_CP: FloatArray,
+    backward_CP: FloatArray,
+    count_CP: IntArray,
+    plans: Plans,
+    micro_batches: IntArray,
+) -> FloatArray:
+    """Seconds of all micro-batches through all stages, shape (P,).
+
+    ``forward_CP`` and ``backward_CP`` are seconds of one micro-batch on one stage of a class
+    (all its model chunks); classes with ``count`` zero must hold zeros.
+    """
+    seconds = one_forward_one_backward(forward_CP, backward_CP, count_CP, plans.pp, micro_batches)
+    rows = np.flatnonzero(plans.schedule == GPIPE)
+    if len(rows):
+        seconds[rows] = gpipe(
+            forward_CP[:, rows], backward_CP[:, rows], count_CP[:, rows], micro_batches[rows]
+        )
+    rows = np.flatnonzero(plans.interleave > 1)
+    if len(rows):
+        seconds[rows] = interleaved(
+            forward_CP[:, rows],
+            backward_CP[:, rows],
+            count_CP[:, rows],
+            plans.pp[rows],
+            plans.interleave[rows],
+            micro_batches[rows],
+        )
+    return seconds
+
+
+def gpipe(
+    forward_CP: FloatArray, backward_CP: FloatArray, count_CP: IntArray, micro_batches: IntArray
+) -> FloatArray:
+    """GPipe (arXiv 1811.06965): all forwards, then all backwards; each a flow shop of equal jobs.
+
+    Exact for any stages: the sum over stages plus (m - 1) times the slowest, per direction.
+    """
+    down = (count_CP * forward_CP).sum(axis=0) + (micro_batches - 1) * forward_CP.max(axis=0)
+    up = (count_CP * backward_CP).sum(axis=0) + (micro_batches - 1) * backward_CP.max(axis=0)
+    total: FloatArray = down + up
+    return total
+
+
+def one_forward_one_backward(
+    forward_CP: FloatArray,
+    backward_CP: FloatArray,
+    count_CP: IntArray,
+    pp: IntArray,
+    micro_batches: IntArray,
+) -> FloatArray:
+    """1F1B (arXiv 2006.09503), exact for any costs of the four classes and any m.
+
+    Balanced stages give (m + p - 1)(f + b).
+    """
+    none = np.zeros_like(pp)
+    return _longest_path(
+        forward_CP, backward_CP, count_CP, pp, micro_batches, none, none > 0, slope=1
+    )
+
+
+def interleaved(
+    forward_CP: FloatArray,
+    backward_CP: FloatArray,
+    count_CP: IntArray,
+    pp: IntArray,
+    interleave: IntArray,
+    micro_batches: IntArray,
+) -> FloatArray:
+    """Interleaved 1F1B (arXiv 2104.04473, section 2.2) with v chunks per stage and m >= p.
+
+    Balanced stages give m (f + b) + (p - 1)(f + b) / v, exactly, also where p does not divide m:
+    micro-batches then advance in the groups of :func:`micro_batch_group`. Uneven stages are exact
+    but for rare cases of a slow early stage, where a path that wraps around the stages is longer.
+    """
+    group = micro_batch_group(pp, micro_batches)
+    return _longest_path(
+        forward_CP / interleave,
+        backward_CP / interleave,
+        count_CP,
+        pp,
+        micro_batches * interleave,
+        (interleave - 1) * group,
+        (interleave > 1) & (group == pp),
+        slope=2,
+    )
+
+
+def _longest_path(
+    forward_CP: FloatArray,
+    backward_CP: FloatArray,
+    count_CP: IntArray,
+    pp: IntArray,
+    units: IntArray,
+    ahead: IntArray,
+    wraps: NDArray[np.bool_],
+    *,
+    slope: int,
+) -> FloatArray:
+    """The longest path through a schedule that alternates forwards and backwards.
+
+    Stage k runs ``ahead + 1 + slope (p - 1 - k)`` of its ``units`` forwards before its first
+    backward. The path goes down the stages with forwards and turns at some stage s >= k: behind it
+    lie one forward per stage down to s and the remaining ones ahead at the slowest of these. It
+    takes one backward per stage on its way up to k, stands there for the forward-backward pairs
+    that are left, and ends with the mirror image, with an s of its own. Along a class each term is
+    linear in k and s, so that only ends of classes need comparing; no stage k can be stood at
+    whose forwards all come ahead.
+    """
+    both = forward_CP + backward_CP
+    last = np.cumsum(count_CP, axis=0) - 1
+    least = pp - 1 - (units - 1 - ahead) // slope
+    first = np.maximum(last + 1 - count_CP, least)
+    best: FloatArray = np.full(len(pp), -np.inf)
+    # In 1F1B standing earlier in a class costs nothing and leaves more turns to choose from.
+    for stand in (first,) if slope == 1 else (first, last):
+        pairs = units - ahead - 1 - slope * (pp - 1 - stand)
+        paths = pairs * both
+        for one, other in ((forward_CP, backward_CP), (backward_CP, forward_CP)):
+            paths = paths + _turn(one, other, count_CP, pp, ahead, wraps, last, stand, slope)
+        possible = (stand >= least) & (stand <= last) & (count_CP > 0)
+        best = np.maximum(best, np.where(possible, paths, -np.inf).max(axis=0))
+    return best
+
+
+def _turn(
+    one: FloatArray,
+    other: FloatArray,
+    count_CP: IntArray,
+    pp: IntArray,
+    ahead: IntArray,
+    wraps: NDArray[np.bool_],
+    last: IntArray,
+    stand: IntArray,
+    slope: int,
+) -> FloatArray:
+    """Longest way from the start of the pipeline to standing at ``stand``, shape (4, P)."""
+    slowest = np.maximum.accumulate(one, axis=0)
+    down = np.cumsum(count_CP * one, axis=0)
+    up = np.cumsum(count_CP * other, axis=0)
+    back = last - stand
+    up_stand = up - back * other
+
+    def turning(extra: IntArray) -> FloatArray:
+        at_last = down + up + (extra + slope * (pp - 1 - last)) * slowest
+        later = np.maximum.accumulate(at_last[::-1], axis=0)[::-1]
+        here = down - back * one + up_stand + (extra + slope * (pp - 1 - stand)) * slowest
+        return np.maximum(later, here)
+
+    path = turning(ahead)
+    if wraps.any():
+        # Once around all stages first, resting at the slowest of all: no detour where the next
+        # chunk of a micro-batch follows its previous one without a gap.
+        sweep = down[-1] + (ahead - pp) * one.max(axis=0) + turning(np.zeros_like(ahead))
+        path = np.where(wraps, np.maximum(path, sweep), path)
+    result: FloatArray = path - up_stand
+    return result
+
+
+def micro_batch_group(pp: IntArray, micro_batches: IntArray) -> IntArray:
+    """Micro-batches that pass one chunk before the next takes over, shape (P,).
+
+    The smallest group of at least p whose last, shorter group is empty or also at least p, as
+    Megatron-Core demands of its ``microbatch_group_size_per_vp_stage``; m itself where none is.
+    """
+    group: IntArray = pp.copy()
+    while True:
+        rest = micro_batches % group
+        wrong = (rest > 0) & (rest < pp) & (group < micro_batches)
+        if not wrong.any():
+            return group
+        group += wrong
