@@ -103,20 +103,17 @@ def _explain_interleave(problem: Problem, plan: Plan) -> str:
 
 
 def _interleave_batches(problem: Problem, plans: Plans) -> BoolArray:
-    # Megatron-LM core/pipeline_parallel/schedules.py: micro-batches go in groups of pp, and a last
-    # group smaller than pp is refused.
-    micro_batches = problem.micro_batches(plans)
-    legal: BoolArray = (plans.interleave == 1) | (
-        (micro_batches >= plans.pp) & (micro_batches % plans.pp == 0)
-    )
+    # Megatron-LM (core/pipeline_parallel/schedules.py) runs them in groups of at least pp and refuses
+    # a smaller last group; one group of them all is always allowed.
+    legal: BoolArray = (plans.interleave == 1) | (problem.micro_batches(plans) >= plans.pp)
     return legal
 
 
 def _explain_interleave_batches(problem: Problem, plan: Plan) -> str:
     count = problem.workload.global_batch // (plan.dp * plan.micro_batch)
     return (
-        f"interleave={plan.interleave} needs micro-batches in groups of pp={plan.pp}, not {count} "
-        "of them; use interleave=1 or another micro_batch"
+        f"interleave={plan.interleave} needs at least pp={plan.pp} micro-batches, not {count}; "
+        "use interleave=1 or a smaller micro_batch"
     )
 
 
@@ -151,7 +148,7 @@ SPLIT_RULES = (
     ),
     Rule(
         "interleave-batches",
-        "interleaving needs micro-batches in whole groups of pp",
+        "interleaving needs at least pp micro-batches",
         ("dp", "pp", "micro_batch", "interleave"),
         _interleave_batches,
         _explain_interleave_batches,

@@ -284,7 +284,9 @@ def _space_rules(grid: Grid, asked: Constraints) -> tuple[Rule, ...]:
     shares = sorted(c.quarters for c in grid.axes["recompute"] if c.recompute == FULL)
 
     def same_order(problem: Problem, plans: Plans) -> BoolArray:
-        distinct = (plans.pp > 1) & (plans.dp > 1)
+        # Where tp x cp fill whole scale-up domains, dp and pp both go between domains either way.
+        apart = plans.tp * plans.cp % problem.cluster.scale_up_domain == 0
+        distinct = (plans.pp > 1) & (plans.dp > 1) & ~apart
         kept: BoolArray = (plans.order == first_order) | distinct
         return kept
 
@@ -313,7 +315,7 @@ def _space_rules(grid: Grid, asked: Constraints) -> tuple[Rule, ...]:
             for name in DERIVED
             if name in asked.fields
         ),
-        _space_rule("duplicate", ("dp", "pp", "order"), same_order),
+        _space_rule("duplicate", ("dp", "tp", "cp", "pp", "order"), same_order),
         _space_rule("redundant", ("recompute",), needless),
         _space_rule("duplicate", reads, same_recompute),
     ]

@@ -27,7 +27,7 @@ def gib(value: float) -> str:
 
 def share(part: float, whole: float) -> str:
     """A part of a whole in per cent."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{100 * part / whole:.1f}%" if whole else "-"
 
 
 def seconds(value: float) -> str:
