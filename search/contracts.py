@@ -224,8 +224,11 @@ def write(document: Mapping[str, Any], target: str) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    path = Path(target)
+    path = Path(os.path.realpath(target))  # through links: replace what they point to
     try:
+        if path.exists() and not path.is_file():
+            path.open("w").write(text)  # a pipe or a device cannot be replaced
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

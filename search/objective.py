@@ -35,9 +35,7 @@ class Pricing:
     def estimates(self, problem: Problem, plans: Plans) -> Estimates:
         """All parts of each plan's cost."""
         model, workload, cluster = problem.model, problem.workload, problem.cluster
-        return self.estimate(
-            model, workload, cluster, plans, stack=problem.stack, cost=self.cost
-        )
+        return self.estimate(model, workload, cluster, plans, stack=problem.stack, cost=self.cost)
 
 
 @dataclass(frozen=True, slots=True)

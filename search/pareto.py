@@ -26,6 +26,14 @@ def best(plans: Plans, seconds: FloatArray, peak_bytes: FloatArray, count: int) 
     return near[rank(plans[near], seconds[near], peak_bytes[near])[:count]]
 
 
+def closest(plans: Plans, peak_bytes: FloatArray, count: int) -> IntArray:
+    """Plans that need the least memory, at most ``count``, each from another mesh."""
+    order = rank(plans, np.zeros(len(plans)), peak_bytes)
+    mesh = np.stack([plans.tp, plans.cp, plans.pp], axis=1)[order]
+    _, first = np.unique(mesh, axis=0, return_index=True)
+    return order[np.sort(first)[:count]]
+
+
 def front(plans: Plans, seconds: FloatArray, peak_bytes: FloatArray) -> IntArray:
     """Plans that no other beats in both time and memory, fastest first; one of each equal pair."""
     # Columns only decide between equal costs, so the cheap sort does for all but those.

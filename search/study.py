@@ -15,10 +15,10 @@ from estimator.stack import Stack
 from estimator.workload import Workload
 from search.misses import Miss, nearest_misses
 from search.objective import Pricing, Scores, limited_by, score
-from search.pareto import best, front, ties
+from search.pareto import best, closest, front, ties
 from search.strategies import Exhaustive, Strategy
 from search.versions import versions
-from spaces import Problem, TransformerSpace, rule_text
+from spaces import Problem, TransformerSpace
 
 MISSES = 5
 Progress = Callable[[int, float], None]
@@ -114,11 +114,11 @@ def recommend(
     pricing = pricing or Pricing()
     problem = space.problem
     if not space.legal:
-        raise ValueError(_nothing_legal(space))
+        raise ValueError(space.why_empty())
     strategy = strategy or Exhaustive(space)
     leaders = _Kept(lambda plans, seconds, peak: best(plans, seconds, peak, top))
     frontier = _Kept(front)
-    misses = _Kept(lambda plans, seconds, peak: best(plans, peak, seconds, MISSES))
+    misses = _Kept(lambda plans, seconds, peak: closest(plans, peak, MISSES))
     evaluated = fitting = 0
     while (plans := strategy.propose()) is not None:
         scores = score(problem, plans, pricing)
@@ -157,14 +157,4 @@ def _rows(problem: Problem, plans: Plans | None, pricing: Pricing) -> tuple[Rank
     return tuple(
         Ranked(row + 1, int(groups[row]), estimates[row], limited_by(estimates[row]))
         for row in range(len(plans))
-    )
-
-
-def _nothing_legal(space: TransformerSpace) -> str:
-    code, count = max(space.left_out.items(), key=lambda item: item[1])
-    problem = space.problem
-    return (
-        f"no plan can run {problem.model.name} on {problem.cluster.name} as asked: of "
-        f"{space.considered} considered, {count} break rule {code} ({rule_text(code)}); "
-        "change the batch, the GPUs or what is fixed"
     )

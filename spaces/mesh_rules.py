@@ -76,7 +76,9 @@ def _limit(field: str) -> Rule:
             f"{problem.stack.name} runs; use at most {limit}"
         )
 
-    return Rule(f"{field}-limit", f"{field} stays within the stack's limit", (field,), legal, explain)
+    return Rule(
+        f"{field}-limit", f"{field} stays within the stack's limit", (field,), legal, explain
+    )
 
 
 def _pp_layers(problem: Problem, plans: Plans) -> BoolArray:

@@ -15,6 +15,8 @@ from estimator.stack import Stack
 from estimator.workload import Workload
 
 BoolArray = NDArray[np.bool_]
+LARGEST = 2**31 - 1
+"""No count of a plan or workload comes near; products of two still fit a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +49,23 @@ class Rule:
     """For a plan that breaks it: the rule, the value and a remedy in one line."""
 
 
-def check_problem(
-    model: Transformer, workload: Workload, cluster: Cluster, stack: Stack
-) -> None:
+def check_problem(model: Transformer, workload: Workload, cluster: Cluster, stack: Stack) -> None:
     """Raise ``ValueError`` (one line) where no plan at all could run the workload."""
     if workload.sequence > model.max_positions:
         raise ValueError(
             f"sequence={workload.sequence} is longer than the {model.max_positions} positions of "
             f"{model.name}; use at most {model.max_positions}"
         )
+    check_size("global_batch", workload.global_batch)
     cluster.peak(workload.precision)
     if not stack.zero or not stack.rank_orders:
         raise ValueError(f"stack {stack.name} allows no zero or no rank_orders; list at least one")
+
+
+def check_size(name: str, value: object) -> None:
+    """Raise ``ValueError`` for a number that no column can hold."""
+    if isinstance(value, int) and value > LARGEST:
+        raise ValueError(f"{name}={value} is too large; use at most {LARGEST}")
 
 
 def divisors(number: int, limit: int | None = None) -> list[int]:

@@ -8,7 +8,7 @@ from estimator.plan import Plan, Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
 from spaces.mesh_rules import DENSE_RULE, MESH_RULES
-from spaces.problem import Problem, Rule, check_problem
+from spaces.problem import Problem, Rule, check_problem, check_size
 from spaces.run_rules import RUN_RULES
 from spaces.split_rules import SPLIT_RULES
 
@@ -39,6 +39,8 @@ def check(
 ) -> None:
     """Raise ``ValueError`` with rule, value and remedy in one line where ``plan`` cannot run."""
     check_problem(model, workload, cluster, stack)
+    for name, value in plan.to_dict().items():
+        check_size(name, value)
     problem = Problem(model, workload, cluster, stack)
     rule = broken_rule(problem, plan)
     if rule is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from estimator.plan import ALIASES, CHOICES, FLAGS, NAMES, IntArray, Plans, code, parse_value
-from spaces.problem import Problem, Rule
+from spaces.problem import Problem, Rule, check_size
 
 CHUNK = 1 << 17
 """Raw points looked at together: large enough for numpy, small enough for the cache."""
@@ -28,7 +28,11 @@ class Constraints:
     def __post_init__(self) -> None:
         for name in (*self.fix, *self.most, *self.forbid):
             if name not in NAMES:
-                raise ValueError(f"{name!r} is not a field of a plan; use one of {', '.join(NAMES)}")
+                raise ValueError(
+                    f"{name!r} is not a field of a plan; use one of {', '.join(NAMES)}"
+                )
+        for name, value in (*self.fix.items(), *self.most.items()):
+            check_size(name, value)
         for name in self.most:
             if name in CHOICES or name in FLAGS:
                 raise ValueError(f"max {name} has no meaning for words; use fix or forbid")
@@ -134,19 +138,28 @@ class Stage:
     rules: tuple[Rule, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Raw points charged to one rule, and one of them to explain it by."""
+
+    rule: Rule
+    points: int
+    example: int
+
+
 def enumerate_legal(
     problem: Problem,
     grid: Grid,
     stages: Sequence[Stage],
     decode: Callable[[IntArray], Plans],
-) -> tuple[IntArray, dict[str, int]]:
-    """Legal points of ``grid`` in order, and raw points left out per rule code.
+) -> tuple[IntArray, dict[str, LeftOut]]:
+    """Legal points of ``grid`` in order, and what is left out per rule code.
 
     Stages follow the order of the axes. A point that a stage rejects is never expanded further;
     all raw points below it are charged to the rule it broke first. So the legal points and all
     charges add up to ``grid.size``.
     """
-    left_out: dict[str, int] = {}
+    left_out: dict[str, LeftOut] = {}
     prefixes = np.zeros(1, dtype=np.int64)
     below = grid.size
     for stage in stages:
@@ -163,7 +176,9 @@ def enumerate_legal(
                 kept = alive & rule.legal(problem, plans)
                 broken = int(alive.sum() - kept.sum())
                 if broken:
-                    left_out[rule.code] = left_out.get(rule.code, 0) + broken * below
+                    example = int(points[np.argmax(alive & ~kept)]) * below
+                    before = left_out.get(rule.code, LeftOut(rule, 0, example))
+                    left_out[rule.code] = replace(before, points=before.points + broken * below)
                 alive = kept
             survivors.append(points[alive])
         prefixes = np.concatenate(survivors) if survivors else prefixes[:0]

@@ -103,8 +103,8 @@ def _explain_interleave(problem: Problem, plan: Plan) -> str:
 
 
 def _interleave_batches(problem: Problem, plans: Plans) -> BoolArray:
-    # Megatron-LM (core/pipeline_parallel/schedules.py) runs them in groups of at least pp and refuses
-    # a smaller last group; one group of them all is always allowed.
+    # Megatron-LM (core/pipeline_parallel/schedules.py) runs them in groups of at least pp and
+    # refuses a smaller last group; one group of them all is always allowed.
     legal: BoolArray = (plans.interleave == 1) | (problem.micro_batches(plans) >= plans.pp)
     return legal
 

@@ -36,11 +36,15 @@ def inner_layers(layers: int, plans: Plans) -> tuple[IntArray, BoolArray]:
 
     Both of shape (P,); the layer count is 0 where every stage's size is given.
     """
-    given = [np.where(c == UNSET, 0, c) for c in (plans.first_stage_layers, plans.last_stage_layers)]
+    given = [
+        np.where(c == UNSET, 0, c) for c in (plans.first_stage_layers, plans.last_stage_layers)
+    ]
     stages = plans.pp - (plans.first_stage_layers != UNSET) - (plans.last_stage_layers != UNSET)
     left = layers - given[0] - given[1]
     inner = np.where(stages > 0, left // np.maximum(stages, 1), 0)
-    exact = np.where(stages > 0, (left == inner * stages) & (inner > 0), (stages == 0) & (left == 0))
+    exact = np.where(
+        stages > 0, (left == inner * stages) & (inner > 0), (stages == 0) & (left == 0)
+    )
     return inner, exact
 
 

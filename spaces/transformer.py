@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,34 +12,18 @@ import numpy as np
 
 from estimator.cluster import Cluster
 from estimator.model import Transformer
-from estimator.plan import CHOICES, NAMES, UNSET, IntArray, Plan, Plans, code
+from estimator.plan import NAMES, UNSET, IntArray, Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
-from spaces.problem import BoolArray, Problem, Rule, check_problem, divisors
+from spaces.axes import DERIVED, Recomputing, declared_axes, narrow
+from spaces.problem import BoolArray, Problem, Rule, check_problem
 from spaces.rules import RULES, SPACE_ONLY
 from spaces.run_rules import FULL, SELECTIVE
-from spaces.space import Constraints, Grid, Stage, enumerate_legal
+from spaces.space import Constraints, Grid, LeftOut, Stage, enumerate_legal
 from spaces.stages import end_stages, fullest_stage
 
 MESH = ("tp", "cp", "pp")
 SPLIT = ("micro_batch", "interleave")
-DERIVED = ("dp", "first_stage_layers", "last_stage_layers", "recompute_layers")
-"""Fields that follow from others and have no axis of their own."""
-TOKENS_PER_MICRO_BATCH = 1 << 17
-"""Larger micro-batches than this (and than 8 sequences) have long saturated a device."""
-MOST_CHUNKS = 16
-"""Model chunks per stage beyond which interleaving only adds messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputing:
-    """One value of the axis ``recompute``: which activations, and in how many layers."""
-
-    recompute: int
-    quarters: int = 4
-    """Of the fullest stage's layers, rounded up; 4 is every layer."""
-    layers: int | None = None
-    """A given count instead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +38,7 @@ class TransformerSpace:
     grid: Grid
     points: IntArray
     """Flat grid indices of the legal plans, ascending, shape (legal,)."""
-    left_out: dict[str, int]
+    charges: dict[str, LeftOut]
     """Raw points that are not legal, by the code of the first rule each breaks."""
 
     @classmethod
@@ -75,10 +59,10 @@ class TransformerSpace:
         check_problem(model, workload, cluster, stack)
         problem = Problem(model, workload, cluster, stack)
         asked = constraints or Constraints()
-        grid = Grid(_narrow(_axes(problem), asked))
+        grid = Grid(narrow(declared_axes(problem), asked))
         decode = partial(_decode, problem, asked, grid)
-        points, left_out = enumerate_legal(problem, grid, _stages(grid, asked), decode)
-        return cls(problem, asked, grid, points, left_out)
+        points, charges = enumerate_legal(problem, grid, _stages(grid, asked), decode)
+        return cls(problem, asked, grid, points, charges)
 
     @property
     def considered(self) -> int:
@@ -89,6 +73,20 @@ class TransformerSpace:
     def legal(self) -> int:
         """Plans that can run."""
         return len(self.points)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many raw points each rule leaves out, by code, in the order rules are applied."""
+        return {code: charge.points for code, charge in self.charges.items()}
+
+    def why_empty(self) -> str:
+        """One line for a space without a legal plan: what the points that came furthest break."""
+        charge = list(self.charges.values())[-1]
+        example = self.plans(np.array([charge.example]))[0]
+        return (
+            f"no plan of {self.considered:,} can run {self.problem.model.name} on "
+            f"{self.problem.cluster.name} as asked; {charge.rule.explain(self.problem, example)}"
+        )
 
     def plans(self, points: IntArray) -> Plans:
         """The plans at the given flat grid indices, shape (P,)."""
@@ -155,74 +153,6 @@ class TransformerSpace:
             np.broadcast_arrays(points * 0, *(np.abs(here[a] - there[a]) for a in axes)), axis=0
         )
         return steps
-
-
-def _axes(problem: Problem) -> dict[str, tuple[Any, ...]]:
-    """The declared raw grid before narrowing: column values per field, in order of expansion."""
-    model, workload, stack = problem.model, problem.workload, problem.stack
-    world, sequence = problem.cluster.gpus, workload.sequence
-    chunks = {1}
-    if stack.interleaving:
-        short = (0, 1, 2) if stack.uneven_stages else (0,)
-        for missing in short:
-            chunks.update(divisors(model.layers + missing, min(MOST_CHUNKS, model.layers)))
-    recompute = [Recomputing(CHOICES["recompute"].index(word)) for word in stack.recompute]
-    recompute += [Recomputing(FULL, quarters) for quarters in (3, 2, 1)]
-    free: dict[str, Sequence[Any]] = {
-        "tp": divisors(world, model.heads),
-        "cp": divisors(world, min(stack.max_cp, max(1, sequence // 2))),
-        "pp": divisors(world, model.layers),
-        "micro_batch": divisors(
-            workload.global_batch, max(8, TOKENS_PER_MICRO_BATCH // sequence)
-        ),
-        "interleave": sorted(chunks),
-        "recompute": recompute if "full" in stack.recompute else recompute[:-3],
-        "sequence_parallel": (0, 1),
-        "zero": sorted(stack.zero),
-        "order": [CHOICES["order"].index(word) for word in stack.rank_orders],
-    }
-    default = Plan()
-    single = {
-        name: (code(name, getattr(default, name)),)
-        for name in NAMES
-        if name not in free and name not in DERIVED
-    }
-    return {name: tuple(values) for name, values in {**free, **single}.items()}
-
-
-def _narrow(axes: dict[str, tuple[Any, ...]], asked: Constraints) -> dict[str, tuple[Any, ...]]:
-    """The axes with what the user asks applied: a fixed field has one value, whatever its axis."""
-    narrowed: dict[str, tuple[Any, ...]] = {}
-    for name, values in axes.items():
-        if name == "recompute":
-            kept = _narrow_recompute(values, asked)
-        else:
-            if name in asked.fix:
-                values = (code(name, asked.fix[name]),)
-            kept = tuple(v for v, k in zip(values, asked.keeps(name, np.array(values)), strict=True) if k)
-        if not kept:
-            raise ValueError(
-                f"fix, max and forbid leave no value of {name}; its values are "
-                f"{', '.join(str(_shown(name, value)) for value in values)}"
-            )
-        narrowed[name] = kept
-    return narrowed
-
-
-def _narrow_recompute(values: tuple[Recomputing, ...], asked: Constraints) -> tuple[Recomputing, ...]:
-    if asked.fix.get("recompute_layers") is not None:
-        values = (Recomputing(FULL, layers=asked.fix["recompute_layers"]),)
-    elif "recompute" in asked.fix:
-        word = code("recompute", asked.fix["recompute"])
-        values = tuple(v for v in values if v.recompute == word) or (Recomputing(word),)
-    keep = asked.keeps("recompute", np.array([value.recompute for value in values]))
-    return tuple(value for value, kept in zip(values, keep, strict=True) if kept)
-
-
-def _shown(name: str, value: Any) -> Any:
-    if isinstance(value, Recomputing):
-        value = value.recompute
-    return CHOICES[name][value] if name in CHOICES else value
 
 
 def _decode(problem: Problem, asked: Constraints, grid: Grid, points: IntArray) -> Plans:

@@ -42,7 +42,9 @@ def check(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="YAML files to check.")],
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="model, device, cluster or stack; told from the file if left out."),
+        typer.Option(
+            "--kind", help="model, device, cluster or stack; told from the file if left out."
+        ),
     ] = None,
 ) -> int:
     """Check files of yours as the other commands would read them."""

@@ -15,7 +15,7 @@ from search.cli.search import search
 
 app = typer.Typer(
     name="trainplan",
-    help="The fastest parallel plan that fits: step time and memory, before GPU hours are paid for.",
+    help="The fastest parallel plan that fits, before GPU hours are paid for.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -9,7 +9,7 @@ from rich.table import Table
 from estimator.estimate import MEMORY_PARTS, TIME_PARTS, Estimate
 from search.contracts import budget_of
 from search.objective import limited_by
-from search.report.units import DAY, console, gib, large, seconds, share
+from search.report.units import DAY, console, gib, large, say, seconds, share
 from spaces import Problem
 
 SMALL = 0.0005
@@ -36,17 +36,18 @@ def budget_line(budget: Mapping[str, float | None] | None) -> str | None:
 def estimate_text(problem: Problem, value: Estimate) -> None:
     """Print what a plan costs, part by part."""
     out = console()
-    out.print(f"{problem.model.name} on {problem.cluster.name}: {value.plan}")
-    out.print(verdict(value), style="bold")
-    out.print(
+    say(out, f"{problem.model.name} on {problem.cluster.name}: {value.plan}")
+    say(out, verdict(value), style="bold")
+    say(
+        out,
         f"step {seconds(value.step_seconds)} s "
         f"({seconds(value.low_seconds)} to {seconds(value.high_seconds)}), "
         f"{large(value.tokens_per_second)} tokens/s, MFU {share(value.mfu, 1)}, "
-        f"limited by {limited_by(value)}"
+        f"limited by {limited_by(value)}",
     )
     line = budget_line(budget_of(problem, value))
     if line:
-        out.print(line)
+        say(out, line)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("time", "seconds", "share", "hidden s", "memory", "GiB", "share"):
         table.add_column(name, justify="left" if name in ("time", "memory") else "right")
@@ -83,9 +84,9 @@ def verdict(value: Estimate) -> str:
 def comparison_text(problem: Problem, one: Estimate, other: Estimate) -> None:
     """Print two plans part by part: what the second changes against the first."""
     out = console()
-    out.print(f"{problem.model.name} on {problem.cluster.name}")
+    say(out, f"{problem.model.name} on {problem.cluster.name}")
     for letter, value in (("A", one), ("B", other)):
-        out.print(f"{letter}  {value.plan}\n   {verdict(value)}")
+        say(out, f"{letter}  {value.plan}\n   {verdict(value)}")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("part", "A", "B", "B - A"):
         table.add_column(name, justify="left" if name == "part" else "right")
@@ -96,7 +97,7 @@ def comparison_text(problem: Problem, one: Estimate, other: Estimate) -> None:
         _compare(table, f"{part} GiB", one.memory[part], other.memory[part], 1 << 30, 2)
     _compare(table, "peak GiB", one.peak_bytes, other.peak_bytes, 1 << 30, 2, style="bold")
     out.print(table)
-    out.print(_judgement(one, other))
+    say(out, _judgement(one, other))
 
 
 def _compare(
@@ -115,7 +116,9 @@ def _compare(
 
 
 def _judgement(one: Estimate, other: Estimate) -> str:
-    fast, slow, name = (one, other, "A") if one.step_seconds <= other.step_seconds else (other, one, "B")
+    fast, slow, name = (
+        (one, other, "A") if one.step_seconds <= other.step_seconds else (other, one, "B")
+    )
     gain = share(slow.step_seconds - fast.step_seconds, slow.step_seconds)
     if slow.low_seconds <= fast.high_seconds:
         return f"{name} is {gain} faster, within the model's error: measure both."

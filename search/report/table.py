@@ -12,7 +12,7 @@ from estimator.plan import ALIASES, NAMES, Plan
 from search.contracts import budget_of
 from search.misses import Miss
 from search.report.parts import budget_line, parts_line
-from search.report.units import console, gib, large, seconds, share
+from search.report.units import console, gib, large, say, seconds, share
 from search.study import Ranked, Recommendation
 from spaces import rule_text
 
@@ -35,9 +35,10 @@ def recommendation_text(result: Recommendation, gpus_needed: int | None = None) 
     out = console()
     problem = result.problem
     workload = problem.workload
-    out.print(
+    say(
+        out,
         f"{problem.model.name} on {problem.cluster.name} with {problem.stack.name}: "
-        f"{workload.global_batch} sequences of {workload.sequence} tokens, {workload.precision}"
+        f"{workload.global_batch} sequences of {workload.sequence} tokens, {workload.precision}",
     )
     if result.ranked:
         _ranking(out, result.ranked)
@@ -45,7 +46,7 @@ def recommendation_text(result: Recommendation, gpus_needed: int | None = None) 
         _ties(out, result.ranked)
     _counts(out, result)
     if not result.ranked:
-        out.print("\nNothing fits.", style="bold")
+        say(out, "\nNothing fits.", style="bold")
     if result.nearest_misses and not result.ranked:
         _misses(out, result.nearest_misses, gpus_needed)
 
@@ -81,7 +82,7 @@ def _ranking(out: Console, rows: Sequence[Ranked]) -> None:
         if name not in shown and getattr(plans[0], name) != getattr(default, name)
     ]
     if same:
-        out.print(f"all rows: {', '.join(same)}")
+        say(out, f"all rows: {', '.join(same)}")
 
 
 def _differ(plans: Sequence[Plan], name: str) -> bool:
@@ -96,18 +97,20 @@ def _cell(value: Any) -> str:
 
 def _best(out: Console, result: Recommendation) -> None:
     best = result.ranked[0].estimate
-    out.print(f"\nBest plan: {best.plan}", style="bold")
-    out.print(f"  time    {parts_line(best.time, best.step_seconds)}")
+    say(out, f"\nBest plan: {best.plan}", style="bold")
+    say(out, f"  time    {parts_line(best.time, best.step_seconds)}")
     hidden = {part: value for part, value in best.hidden.items() if value > 0}
     if hidden:
-        out.print(f"  hidden  {parts_line(hidden, best.step_seconds)} (beside compute)")
-    out.print(
+        say(out, f"  hidden  {parts_line(hidden, best.step_seconds)} (beside compute)")
+    say(
+        out,
         f"  memory  {parts_line(best.memory, best.peak_bytes)}; "
-        f"{gib(best.peak_bytes)} of {gib(best.capacity_bytes)} GiB"
+        f"{gib(best.peak_bytes)} of {gib(best.capacity_bytes)} GiB, "
+        f"{share(best.capacity_bytes - best.peak_bytes, best.capacity_bytes)} free",
     )
     line = budget_line(budget_of(result.problem, best))
     if line:
-        out.print(f"  budget  {line}")
+        say(out, f"  budget  {line}")
 
 
 def _ties(out: Console, rows: Sequence[Ranked]) -> None:
@@ -115,27 +118,32 @@ def _ties(out: Console, rows: Sequence[Ranked]) -> None:
     if len(tied) == 1:
         return
     least = min(tied, key=lambda row: (row.estimate.peak_bytes, row.rank))
-    out.print(
+    say(
+        out,
         f"\n#1 to #{tied[-1].rank} tie: their intervals overlap with that of #1. Measure them, or "
-        f"take #{least.rank}, which needs the least memory ({gib(least.estimate.peak_bytes)} GiB)."
+        f"take #{least.rank}, which needs the least memory ({gib(least.estimate.peak_bytes)} GiB).",
     )
 
 
 def _counts(out: Console, result: Recommendation) -> None:
     looked = "" if result.evaluated == result.legal else f", {result.evaluated:,} looked at"
-    out.print(
+    say(
+        out,
         f"\n{result.considered:,} plans considered, {result.legal:,} legal{looked}, "
-        f"{result.fitting:,} fit. Left out:"
+        f"{result.fitting:,} fit. Left out:",
     )
     width = max((len(f"{count:,}") for count in result.left_out.values()), default=0)
     for code, count in sorted(result.left_out.items(), key=lambda item: -item[1]):
-        out.print(f"  {count:>{width},}  {code}: {rule_text(code)}")
+        say(out, f"  {count:>{width},}  {code}: {rule_text(code)}")
 
 
 def _misses(out: Console, misses: Sequence[Miss], gpus_needed: int | None) -> None:
-    out.print("Nearest misses:")
+    say(out, "Nearest misses:")
     for miss in misses:
+        over = f"{gib(miss.excess_bytes)} GiB ({miss.excess_bytes:,.0f} bytes) over"
         change = f"; fits with {miss.change}" if miss.change else ""
-        out.print(f"  {miss.plan}: {gib(miss.excess_bytes)} GiB ({miss.excess_bytes:,.0f} bytes) over{change}")
-    if gpus_needed:
-        out.print(f"The same job has plans that fit on {gpus_needed} GPUs.")
+        say(out, f"  {miss.plan}: {over}{change}")
+    if gpus_needed is None:
+        say(out, "More GPUs alone do not help; change the batch, the sequence or what is fixed.")
+    else:
+        say(out, f"The same job has plans that fit on {gpus_needed} GPUs.")

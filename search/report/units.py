@@ -16,8 +16,13 @@ PLAIN_WIDTH = 110
 def console() -> Console:
     """Standard output: colour and the terminal's width there, plain text elsewhere."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console(highlight=False)
-    return Console(highlight=False, width=PLAIN_WIDTH)
+        return Console(highlight=False, markup=False, emoji=False)
+    return Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+
+
+def say(out: Console, text: str, style: str | None = None) -> None:
+    """Print a line: wrapped on a terminal, whole in a file or a pipe."""
+    out.print(text, style=style, soft_wrap=not out.is_terminal)
 
 
 def gib(value: float) -> str:

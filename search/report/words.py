@@ -7,7 +7,7 @@ from estimator.plan import Plan
 from search.contracts import budget_of
 from search.objective import limited_by
 from search.report.parts import budget_line, parts_line, verdict
-from search.report.units import console, gib, seconds, share
+from search.report.units import console, gib, say, seconds, share
 from spaces import Problem
 
 LIMITS = {
@@ -28,25 +28,27 @@ LIMITS = {
 def explanation_text(problem: Problem, value: Estimate) -> None:
     """Print one plan in words."""
     out = console()
-    out.print(f"{problem.model.name} on {problem.cluster.name}: {value.plan}", style="bold")
+    say(out, f"{problem.model.name} on {problem.cluster.name}: {value.plan}", style="bold")
     for line in describe(problem, value.plan):
-        out.print(f"- {line}")
-    out.print(
+        say(out, f"- {line}")
+    say(
+        out,
         f"- A step takes {seconds(value.step_seconds)} s "
         f"({seconds(value.low_seconds)} to {seconds(value.high_seconds)}): "
-        f"{parts_line(value.time, value.step_seconds)}. MFU is {share(value.mfu, 1)}."
+        f"{parts_line(value.time, value.step_seconds)}. MFU is {share(value.mfu, 1)}.",
     )
     limit = limited_by(value)
-    out.print(f"- It is limited by {LIMITS[limit]}.")
-    out.print(f"- It {verdict(value)}: {parts_line(value.memory, value.peak_bytes)}.")
+    say(out, f"- It is limited by {LIMITS[limit]}.")
+    say(out, f"- It {verdict(value)}: {parts_line(value.memory, value.peak_bytes)}.")
     for stage in value.stages:
-        out.print(
+        say(
+            out,
             f"  {stage['count']} x {stage['stage']} stage: {stage['layers']} layers, "
-            f"{gib(stage['allocated_bytes'])} GiB allocated"
+            f"{gib(stage['allocated_bytes'])} GiB allocated",
         )
-    line = budget_line(budget_of(problem, value))
-    if line:
-        out.print(f"- {line}.")
+    budget = budget_line(budget_of(problem, value))
+    if budget:
+        say(out, f"- {budget}.")
 
 
 def describe(problem: Problem, plan: Plan) -> list[str]:
@@ -56,7 +58,7 @@ def describe(problem: Problem, plan: Plan) -> list[str]:
     lines = [
         f"{problem.cluster.gpus} GPUs hold {plan.dp} replicas of the model on "
         f"{plan.tp * plan.cp * plan.pp} GPUs each; a replica runs {count} micro-batches of "
-        f"{plan.micro_batch} sequences per step."
+        f"{plan.micro_batch} sequence{'s' if plan.micro_batch > 1 else ''} per step."
     ]
     if plan.tp > 1:
         where = "inside" if plan.tp <= problem.cluster.scale_up_domain else "beyond"
@@ -75,7 +77,11 @@ def describe(problem: Problem, plan: Plan) -> list[str]:
         ranks = plan.shard_size or plan.dp * plan.cp
         lines.append(f"{kept[plan.zero].capitalize()} are sharded over {ranks} GPUs.")
     if plan.recompute == "full":
-        layers = "every layer" if plan.recompute_layers is None else f"{plan.recompute_layers} layers of each stage"
+        layers = (
+            "every layer"
+            if plan.recompute_layers is None
+            else f"{plan.recompute_layers} layers of each stage"
+        )
         lines.append(f"Backward recomputes {layers}.")
     elif plan.recompute == "selective":
         lines.append("Backward recomputes the attention core.")
