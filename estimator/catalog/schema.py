@@ -197,6 +197,7 @@ class StackEntry(Entry):
     """``stacks/*.yaml`` once each ``{value, source}`` is taken apart; fields of :class:`Stack`."""
 
     name: Name
+    weight_bytes: Bytes
     gradient_bytes: Bytes
     logit_bytes: Bytes
     weight_gradient_buffers: bool
