@@ -37,7 +37,9 @@ class Transformer:
     tied: bool
     """Whether the output projection shares the embedding's weights."""
     parallel_residual: bool = False
-    """Attention and MLP read the same normalised input (GPT-NeoX, Falcon)."""
+    """Attention and MLP both read the layer's input and are added together (GPT-NeoX, Falcon)."""
+    shared_norm: bool = False
+    """With a parallel residual: both read one norm's output (GPT-J, Falcon-7B)."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"):
@@ -47,6 +49,8 @@ class Transformer:
                 )
         if self.max_positions < 1:
             raise ValueError(f"max_positions={self.max_positions} of {self.name} must be at least 1")
+        if self.shared_norm and not self.parallel_residual:
+            raise ValueError(f"shared_norm of {self.name} needs parallel_residual")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"kv_heads={self.kv_heads} must divide the {self.heads} attention heads of "
@@ -98,8 +102,12 @@ class Transformer:
     @property
     def layer_replicated_parameters(self) -> int:
         """Norms and the biases of row-parallel GEMMs: a copy on every tensor-parallel rank."""
-        norms = (1 if self.parallel_residual else 2) * self.norm_parameters
-        return norms + (2 * self.hidden if self.bias == "all" else 0)
+        return self.norms_per_layer * self.norm_parameters + (2 * self.hidden if self.bias == "all" else 0)
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of a layer."""
+        return 1 if self.shared_norm else 2
 
     @property
     def norm_parameters(self) -> int:

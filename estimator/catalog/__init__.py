@@ -13,6 +13,7 @@ from estimator.catalog.loader import (
     names,
     published_parameters,
 )
+from estimator.catalog.writing import stack_yaml
 
 __all__ = [
     "Kind",
@@ -24,4 +25,5 @@ __all__ = [
     "names",
     "published_parameters",
     "resize",
+    "stack_yaml",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estimator.catalog.loader import Kind, is_path, locate, names, unknown
-from estimator.catalog.reading import one_line, read_mapping, short
+from estimator.catalog.reading import fault, read_mapping, short
 from estimator.cluster import Cluster, Link
 
 if TYPE_CHECKING:
@@ -112,28 +112,13 @@ def _assemble(entry: ClusterEntry, path: Path) -> Cluster:
     """The cluster of an entry; what it leaves out is the device's usual node."""
     try:
         device, home = _device(entry, path)
-        node = device.node
-        if node is None and (entry.gpus_per_node is None or entry.scale_up is None):
-            raise ValueError(
-                f"gpus_per_node and scale_up are needed, since {device.name} names no usual node; "
-                "add them"
-            )
-        size = entry.gpus_per_node or (node.gpus_per_node if node else 1)
-        if entry.nodes * size > MOST_GPUS:
-            raise ValueError(f"nodes x gpus_per_node = {entry.nodes * size} exceeds {MOST_GPUS:,}")
-        domain = entry.scale_up_domain or (
-            node.scale_up_domain if node and entry.gpus_per_node is None else size
-        )
-        if domain % size and size % domain:
-            raise ValueError(
-                f"scale_up_domain={domain} must be nodes of {size} GPUs, or an equal part of one"
-            )
-        usual_up, usual_out = (node.scale_up, node.scale_out) if node else (None, None)
-        up = _link(entry.scale_up, path.parent, size) or _link(usual_up, home, size)
+        size, domain = _sizes(entry, device)
+        usual = (device.node.scale_up, device.node.scale_out) if device.node else (None, None)
+        up = _link(entry.scale_up, path.parent, size) or _link(usual[0], home, size)
         if "scale_out" in entry.model_fields_set:
             out = _link(entry.scale_out, path.parent, size)
         else:
-            out = _link(usual_out, home, size)
+            out = _link(usual[1], home, size)
         assert up is not None
         return Cluster(
             name=entry.name,
@@ -145,8 +130,29 @@ def _assemble(entry: ClusterEntry, path: Path) -> Cluster:
             scale_out=out,
         )
     except ValueError as error:
-        line = one_line(str(error))
-        raise ValueError(line if line.startswith(f"{path}: ") else f"{path}: {line}") from None
+        raise fault(path, str(error)) from None
+
+
+def _sizes(entry: ClusterEntry, device: DeviceEntry) -> tuple[int, int]:
+    """Devices of a node and of a scale-up domain; ``ValueError`` where they do not fit."""
+    node = device.node
+    if node is None and (entry.gpus_per_node is None or entry.scale_up is None):
+        raise ValueError(
+            f"gpus_per_node and scale_up are needed, since {device.name} names no usual node; "
+            "add them"
+        )
+    size = entry.gpus_per_node or (node.gpus_per_node if node else 1)
+    usual = node.scale_up_domain if node and entry.gpus_per_node is None else size
+    domain = entry.scale_up_domain or usual
+    if entry.nodes * size > MOST_GPUS:
+        raise ValueError(
+            f"nodes x gpus_per_node = {entry.nodes * size} exceeds {MOST_GPUS:,}; take fewer nodes"
+        )
+    if domain % size and size % domain:
+        raise ValueError(
+            f"scale_up_domain={domain} must be whole nodes of {size} GPUs, or an equal part of one"
+        )
+    return size, domain
 
 
 def _device(entry: ClusterEntry, path: Path) -> tuple[DeviceEntry, Path]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from estimator.catalog.reading import one_line, short
+from estimator.catalog.reading import fault, short
 from estimator.catalog.schema import Entry
 
 E = TypeVar("E", bound=Entry)
@@ -26,30 +26,31 @@ def check(content: dict[str, Any], schema: type[E], path: Path) -> E:
         return schema.model_validate(content)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        lines = [_line(fault, schema) for fault in faults[:_SHOWN]]
+        faults.sort(key=lambda each: each["type"] == "missing")  # a misspelt field comes first
+        lines = [_line(found, schema) for found in faults[:_SHOWN]]
         if len(faults) > _SHOWN:
             lines.append(f"and {len(faults) - _SHOWN} more")
-        raise ValueError(one_line(f"{path}: {'; '.join(lines)}")) from None
+        raise fault(path, "; ".join(lines)) from None
 
 
-def _line(fault: ErrorDetails, schema: type[Entry]) -> str:
+def _line(found: ErrorDetails, schema: type[Entry]) -> str:
     """One fault as ``field: rule, value, remedy``."""
-    parts = [str(part) for part in fault["loc"] if str(part) not in ("<inline>", "<name>", "[key]")]
+    parts = [str(part) for part in found["loc"] if str(part) not in ("<inline>", "<name>", "[key]")]
     field = ".".join(parts)
-    return f"{field}: {_rule(fault, schema, parts)}" if field else _rule(fault, schema, parts)
+    return f"{field}: {_rule(found, schema, parts)}" if field else _rule(found, schema, parts)
 
 
-def _rule(fault: ErrorDetails, schema: type[Entry], parts: list[str]) -> str:
-    match fault["type"]:
+def _rule(found: ErrorDetails, schema: type[Entry], parts: list[str]) -> str:
+    match found["type"]:
         case "missing":
             return "is missing; add it"
         case "extra_forbidden":
             near = difflib.get_close_matches(parts[-1], schema.model_fields, 1)
             return "is not a field here; " + (f"did you mean {near[0]}?" if near else "remove it")
         case "value_error":
-            return str(fault["ctx"]["error"])
+            return str(found["ctx"]["error"])
         case "string_pattern_mismatch":
-            return f"must be one word without spaces, not {short(fault['input'])}"
+            return f"must be one word without spaces, not {short(found['input'])}"
         case _:
-            message = fault["msg"].replace("Input should be", "must be")
-            return f"{message[0].lower()}{message[1:]}, not {short(fault['input'])}"
+            message = found["msg"].replace("Input should be", "must be")
+            return f"{message[0].lower()}{message[1:]}, not {short(found['input'])}"

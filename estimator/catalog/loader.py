@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from estimator.catalog.reading import one_line, read_mapping, short
+from estimator.catalog.reading import fault, read_mapping, short
 from estimator.cluster import Device, Link
 from estimator.model import Transformer
 from estimator.stack import Stack
@@ -36,7 +36,7 @@ def load_model(name_or_path: Reference) -> Transformer:
     try:
         return entry.noun()
     except ValueError as error:
-        raise ValueError(one_line(f"{path}: {error}")) from None
+        raise fault(path, str(error)) from None
 
 
 def published_parameters(name_or_path: Reference) -> int | None:
@@ -126,14 +126,14 @@ def _stack_fields(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         base = content.pop("extends")
         if base not in names("stacks"):
             hint = unknown("stacks", str(base), names("stacks"))
-            raise ValueError(one_line(f"{path}: extends: {hint}"))
+            raise fault(path, f"extends: {hint}")
         values, sources = _stack_fields(_HERE / "stacks" / f"{base}.yaml")
     general = content.pop("source", UNSAID)
     for field, given in content.items():
         if isinstance(given, dict) and "value" in given:
             source = given.get("source")
             if set(given) != {"value", "source"} or not isinstance(source, str) or not source:
-                raise ValueError(one_line(f"{path}: {field}: takes a value and a source in words"))
+                raise fault(path, f"{field}: takes a value and a source in words")
             values[field], sources[field] = given["value"], source
         else:
             values[field], sources[field] = given, str(general)

@@ -92,4 +92,4 @@ def render(value: float, dimension: Dimension) -> str:
     ]
     exact = [text for text in texts if "e" not in text and parse(text, dimension) == value]
     base = next(n for n, (found, factor) in UNITS.items() if found == dimension and factor == 1)
-    return min(exact, key=len, default=f"{value!r} {base}")
+    return min(exact, key=len, default=f"{float(value)!r} {base}")

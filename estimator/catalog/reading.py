@@ -27,18 +27,24 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(one_line(f"{path}: {where}{error.problem or error.context}")) from None
+        raise fault(path, f"{where}{error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise ValueError(one_line(f"{path}: not YAML that can be read: {error}")) from None
+        raise fault(path, f"not YAML that can be read: {error}") from None
     except RecursionError:
-        raise ValueError(f"{path}: is nested too deeply; an entry needs three levels") from None
+        raise fault(path, "is nested too deeply; an entry needs three levels") from None
     if not isinstance(content, dict):
         found = "nothing" if content is None else f"a {type(content).__name__}"
-        raise ValueError(f"{path}: holds {found}; it must hold fields, one 'field: value' a line")
+        raise fault(path, f"holds {found}; it must hold fields, one 'field: value' a line")
     for key in content:
         if not isinstance(key, str):
-            raise ValueError(one_line(f"{path}: field name {key!r} must be a word"))
+            raise fault(path, f"field name {short(key)} must be a word")
     return content
+
+
+def fault(path: Path, rule: str) -> ValueError:
+    """The error that a file earns: ``file: rule``, on one line, a long path cut at its front."""
+    name = str(path)
+    return ValueError(one_line(f"{name if len(name) <= 200 else '...' + name[-197:]}: {rule}"))
 
 
 def one_line(text: str) -> str:
@@ -58,20 +64,20 @@ def short(value: object) -> str:
 def _text(path: Path) -> str:
     try:
         if not path.exists():
-            raise ValueError(f"{path}: no such file; check the path, or use a catalogue name")
+            raise fault(path, "no such file; check the path, or use a catalogue name")
         if not path.is_file():
-            raise ValueError(f"{path}: is not a regular file; name a .yaml file")
+            raise fault(path, "is not a regular file; name a .yaml file")
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:
         reason = error.strerror or "cannot be read"
-        raise ValueError(one_line(f"{path}: {reason}; check the path")) from None
+        raise fault(path, f"{reason}; check the path") from None
     if len(content) > LARGEST_FILE:
-        raise ValueError(f"{path}: is larger than {LARGEST_FILE // 10**6} MB; name a .yaml entry")
+        raise fault(path, f"is larger than {LARGEST_FILE // 10**6} MB; name a .yaml entry")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not UTF-8 text; name a .yaml file") from None
+        raise fault(path, "is not UTF-8 text; name a .yaml file") from None
 
 
 def _loader() -> type[yaml.SafeLoader]:

@@ -173,7 +173,7 @@ class DeviceEntry(Entry):
             l2_bytes=self.l2,
             tdp_watts=self.tdp,
             dollars_per_hour=None if price is None else price.value,
-            source=self.source if price is None else f"{self.source}; price: {price.source}",
+            source=self.source if price is None else f"{self.source} Price: {price.source}.",
         )
 
 
@@ -197,6 +197,7 @@ class StackEntry(Entry):
     """``stacks/*.yaml`` once each ``{value, source}`` is taken apart; fields of :class:`Stack`."""
 
     name: Name
+    weight_bytes: Bytes
     gradient_bytes: Bytes
     logit_bytes: Bytes
     weight_gradient_buffers: bool

@@ -33,6 +33,9 @@ class ActivationBytes:
     """One layer that keeps only its input."""
     embedding: FloatArray
     """Dropout mask of the embedding's output."""
+    gradients: FloatArray
+    """Gradients alive while one layer runs backward: of its output, and the larger of those inside
+    the MLP (both sides of the activation) and inside attention (scores and probabilities)."""
     head: FloatArray
     """Input and output of the final norm."""
     logits: FloatArray
@@ -46,28 +49,36 @@ def activation_bytes(
     tokens = keys.micro_batch * workload.sequence / keys.cp
     split = tokens / np.where(keys.sequence_parallel == 1, keys.tp, 1)
     mask = 1.0 * workload.dropout
-    norms = 1 if model.parallel_residual else 2
-    # Input and output of each norm; masks of the two dropouts.
-    rows = split * model.hidden * (2 * norms * element + 2 * mask)
+    train = 1.0 if workload.mode == "train" else 0.0
+    row = element * split * model.hidden
+    # Inputs of the norms (one tensor when attention and MLP run in parallel) and their outputs.
+    inputs = 1 if model.parallel_residual else 2
+    rows = row * (inputs + model.norms_per_layer) + 2 * mask * split * model.hidden
+    q_width = model.attention_width / keys.tp
     kv_width = np.maximum(model.kv_width / keys.tp, model.head_dim)
-    attention = element * tokens * (2 * model.attention_width / keys.tp + 2 * kv_width)
     mlp = element * tokens * (model.up_width + model.ffn) / keys.tp
     heads = model.heads / keys.tp
     if workload.attention == "flash":
         scores = np.zeros_like(tokens)
-        attention = attention + 4.0 * tokens * heads  # fp32 log-sum-exp
+        core_gradients = element * tokens * (2 * q_width + 2 * kv_width)
+        statistics = 4.0 * tokens * heads  # fp32 log-sum-exp
     else:
-        kept = element + (element + 1) * mask
-        scores = kept * tokens * heads * workload.sequence
-    loss = stack.logit_bytes if element == 2 else 2 * stack.logit_bytes
+        elements = tokens * heads * workload.sequence
+        scores = (element + (element + 1) * mask) * elements
+        core_gradients = 2 * element * elements
+        statistics = np.zeros_like(tokens)
+    attention = element * tokens * (2 * q_width + 2 * kv_width) + statistics
     layer = rows + attention + mlp + scores
-    train = 1.0 if workload.mode == "train" else 0.0
+    # When attention runs backward, the MLP has released what it kept.
+    released = mlp + row * (inputs - 1 + model.norms_per_layer - 1)
+    loss = stack.logit_bytes if element == 2 else 2 * stack.logit_bytes
     return ActivationBytes(
         layer=train * layer,
         without_scores=train * (layer - scores),
-        checkpoint=train * split * model.hidden * element,
+        checkpoint=train * row,
         embedding=train * split * model.hidden * mask,
-        head=train * 2 * element * split * model.hidden,
+        gradients=train * (row + np.maximum(mlp, core_gradients - released)),
+        head=train * 2 * row,
         logits=(loss if train else element) * tokens * padded_vocab(model, keys.tp),
     )
 
@@ -102,8 +113,13 @@ def stage_state_bytes(
     )  # one layer's gradients before they are scattered
     buffers = gathered + scattered
     if stack.weight_gradient_buffers and train and half == 2:
-        # Kept where tensors of equal shape share one: four matrices of a layer.
+        # One per shape: the four matrices of a layer, and the output projection.
         buffers = buffers + half * model.layer_matrix_parameters / shards.plans.tp
+        one_stage = shards.plans.pp == 1
+        table = half * np.ceil(model.vocab / shards.plans.tp) * model.hidden
+        none = np.zeros_like(table)
+        ends = [np.where(one_stage, table, 0), none, none, np.where(one_stage, 0, table)]
+        buffers = buffers + np.stack(ends)
     exists = shards.classes.count > 0
     return {
         "weights": weight * parameters / np.where(zero >= 3, shard, 1),
@@ -144,8 +160,9 @@ def peak_memory_parts(
     recomputed = recomputed_layers(plans, layers)
     saving = kept.layer[key_P] - kept.checkpoint[key_P]
     activations = held * (layers * per_layer - recomputed * saving)
-    # While one layer runs again, its whole set is alive beside the checkpoints.
-    activations += np.where(full & (recomputed > 0), kept.layer[key_P], 0.0)
+    # While one layer runs again, its whole set and its output are alive beside the checkpoints.
+    again = kept.layer[key_P] + kept.checkpoint[key_P]
+    activations += np.where(full & (recomputed > 0), again, 0.0)
     activations[0] += held[0] * kept.embedding[key_P]
     one_stage = plans.pp == 1
     head = kept.head[key_P]
@@ -154,6 +171,10 @@ def peak_memory_parts(
     logits = np.zeros_like(activations)
     logits[0] = np.where(one_stage, kept.logits[key_P], 0.0)
     logits[3] = np.where(one_stage, 0.0, kept.logits[key_P])
+    # The peak is at the loss, or after it while a layer runs backward.
+    later = kept.gradients[key_P] > logits
+    activations += np.where(later, kept.gradients[key_P], 0.0)
+    logits = np.where(later, 0.0, logits)
 
     state_total = sum(states.values(), np.zeros(shards.parameters_CU.shape))
     allocated = np.where(exists, state_total[:, step_P] + activations + logits, 0.0)

@@ -346,8 +346,9 @@ def _mlp_block(low: _Lowering) -> None:
     model, tokens = low.model, low.tokens
     hidden = np.full_like(tokens, model.hidden)
     ffn = model.ffn / low.keys.tp
-    if not model.parallel_residual:
+    if not model.shared_norm:
         _norm(low, "mlp norm", "layer")
+    if not model.parallel_residual:
         _tp_enter(low, "mlp up", "layer")
     low.gemm("mlp up", "layer", m=tokens, n=model.up_width / low.keys.tp, k=hidden)
     halves = 2 if model.gated else 1

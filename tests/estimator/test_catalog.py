@@ -1,0 +1,262 @@
+"""The catalogue: every entry loads, data-sheet rows by hand, every bad input is one line."""
+
+import math
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from estimator.catalog import __file__ as catalog_file
+from estimator.catalog import (
+    load_cluster,
+    load_device,
+    load_link,
+    load_model,
+    load_stack,
+    names,
+    published_parameters,
+    stack_yaml,
+)
+from estimator.catalog.reading import read_mapping
+
+CATALOG = Path(catalog_file).parent
+
+EXACT = {
+    "gpt2-xl": 1_557_611_200,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+}
+
+
+def write(folder, text, name="mine.yaml"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# Entries.
+
+
+@pytest.mark.parametrize("name", names("models"))
+def test_parameters_are_the_published_ones(name):
+    parameters, published = load_model(name).parameters, published_parameters(name)
+    rounded = 10 ** (len(str(published)) - len(str(published).rstrip("0")))
+    assert abs(parameters - published) <= rounded / 2
+    if name in EXACT:
+        assert parameters == published == EXACT[name]
+
+
+def test_all_models_are_there():
+    assert set(names("models")) >= {*EXACT, "gpt3-175b", "megatron-22b", "megatron-530b"}
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "stacks", "links"])
+def test_every_entry_loads_under_its_own_name_and_has_a_source(kind):
+    load = {
+        "models": load_model,
+        "devices": load_device,
+        "stacks": load_stack,
+        "links": load_link,
+    }[kind]
+    assert names(kind)
+    for name in names(kind):
+        assert load(name).name == name
+        assert len(read_mapping(CATALOG / kind / f"{name}.yaml")["source"]) > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp16", "fp32", "bandwidth", "memory"),
+    [
+        ("v100-sxm-32gb", None, 125e12, 15.7e12, 900e9, 32e9),
+        ("a100-sxm-80gb", 312e12, 312e12, 19.5e12, 2039e9, 80e9),
+        ("h100-sxm", 989.4e12, 989.4e12, 66.9e12, 3352e9, 80e9),
+        ("h200", 989.4e12, 989.4e12, 66.9e12, 4800e9, 141e9),
+        ("b200", 2250e12, 2250e12, 75e12, 8000e9, 180e9),
+        ("cpu", 60 * 1.9e9 * 2048, None, 60 * 1.9e9 * 64, 8 * 4.8e9 * 8, 512e9),
+    ],
+)
+def test_data_sheets_by_hand(name, bf16, fp16, fp32, bandwidth, memory):
+    device = load_device(name)
+    peaks = {"bf16": bf16, "fp16": fp16, "fp32": fp32}
+    for dtype, peak in peaks.items():
+        assert device.peaks.get(dtype) == (peak and pytest.approx(peak, rel=1e-9))
+    assert device.bandwidth == pytest.approx(bandwidth, rel=1e-9)
+    assert device.memory_bytes == pytest.approx(memory, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "tf32", "fp8", "sms", "l2", "tdp"),
+    [
+        ("v100-sxm-32gb", None, None, 80, 6 * 2**20, 300),
+        ("a100-sxm-80gb", 156e12, None, 108, 40 * 2**20, 400),
+        ("h100-sxm", 494.7e12, 1978.9e12, 132, 50 * 2**20, 700),
+        ("h200", 494.7e12, 1978.9e12, 132, 50 * 2**20, 700),
+        ("b200", 1125e12, 4500e12, 148, 126 * 2**20, 1000),
+        ("cpu", None, None, 60, 112.5 * 2**20, 350),
+    ],
+)
+def test_rest_of_the_data_sheets_by_hand(name, tf32, fp8, sms, l2, tdp):
+    device = load_device(name)
+    assert device.peaks.get("tf32") == (tf32 and pytest.approx(tf32, rel=1e-9))
+    assert device.peaks.get("fp8") == (fp8 and pytest.approx(fp8, rel=1e-9))
+    assert (device.sms, device.l2_bytes, device.tdp_watts) == (sms, l2, tdp)
+
+
+def test_tensor_core_peaks_halve_from_fp8_to_bf16_to_tf32():
+    for name in names("devices"):
+        peaks = load_device(name).peaks
+        if "fp8" in peaks:
+            assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=1e-4)
+        if "tf32" in peaks:
+            assert peaks["bf16"] == pytest.approx(2 * peaks["tf32"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"),
+    [
+        ("nvlink2", 6 * 25e9),
+        ("nvlink3", 12 * 25e9),
+        ("nvlink4", 18 * 25e9),
+        ("nvlink5", 18 * 50e9),
+        ("infiniband-edr", 4 * 100e9 / 8 / 8),
+        ("infiniband-hdr", 200e9 / 8),
+        ("infiniband-ndr", 400e9 / 8),
+        ("host-memory", 307.2e9 / 2),
+    ],
+)
+def test_links_by_hand(name, bandwidth):
+    assert load_link(name).bandwidth == pytest.approx(bandwidth, rel=1e-9)
+
+
+def test_stack_numbers_carry_unit_and_source():
+    stack = load_stack("megatron")
+    assert stack.context_bytes == 2 * 2**30
+    assert stack.launch_forward == pytest.approx(0.4e-3, rel=1e-9)
+    assert stack.step_seconds == pytest.approx(8e-3, rel=1e-9)
+    assert stack.zero == (0, 1)
+    assert "cross_entropy" in stack.fused
+    for name in names("stacks"):
+        loaded = load_stack(name)
+        known = {field.name for field in fields(loaded)} - {"name", "sources"}
+        assert set(loaded.sources) == known
+        assert all(loaded.sources.values())
+        for field, given in read_mapping(CATALOG / "stacks" / f"{name}.yaml").items():
+            if isinstance(given, dict):
+                assert set(given) == {"value", "source"}, field
+            else:
+                assert isinstance(given, str | bool | list), f"{name}: {field} lacks a source"
+
+
+def test_a_stack_that_extends_another_states_only_what_differs(tmp_path):
+    mine = load_stack(write(tmp_path, "name: mine\nextends: fsdp\nmax_tp: 8\n"))
+    fsdp, megatron = load_stack("fsdp"), load_stack("megatron")
+    assert (mine.max_tp, mine.gradient_bytes, mine.zero) == (8, 4.0, (0, 2, 3))
+    assert fsdp.hiding_dp == megatron.hiding_dp
+    assert fsdp.sources["hiding_dp"] == megatron.sources["hiding_dp"]
+    assert mine.sources["max_tp"] == "stated without a source"
+
+
+# Clusters.
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "per_node", "domain", "up", "out"),
+    [
+        ("h100-sxm:64", 8, 8, 8, 450e9, 50e9),
+        ("h100-sxm:8", 1, 8, 8, 450e9, 50e9),
+        ("h100-sxm:4", 1, 4, 4, 450e9, 50e9),
+        ("h100-sxm:1", 1, 1, 1, 450e9, 50e9),
+        ("a100-sxm-80gb:16", 2, 8, 8, 300e9, 25e9),
+        ("dgx-h100", 1, 8, 8, 450e9, 50e9),
+        ("dgx-h100:128", 16, 8, 8, 450e9, 50e9),
+        ("dgx-a100:1000000", 125_000, 8, 8, 300e9, 25e9),
+    ],
+)
+def test_cluster_text(text, nodes, per_node, domain, up, out):
+    cluster = load_cluster(text)
+    assert (cluster.nodes, cluster.gpus_per_node) == (nodes, per_node)
+    assert cluster.scale_up_domain == domain
+    assert cluster.scale_up.bandwidth == up
+    assert cluster.scale_out is not None
+    assert cluster.scale_out.bandwidth == out
+    assert cluster.name == text
+
+
+@pytest.mark.parametrize("name", [*names("devices"), *names("clusters")])
+def test_every_device_and_cluster_makes_a_node(name):
+    assert load_cluster(f"{name}:8").gpus == 8
+
+
+def test_cluster_file_shares_its_nics_between_the_devices_of_a_node(tmp_path):
+    path = write(
+        tmp_path,
+        """
+name: mine
+device: h100-sxm
+nodes: 4
+gpus_per_node: 4
+scale_up: nvlink4
+scale_out:
+  nics_per_node: 2
+  nic_bandwidth: 400 Gb/s
+  efficiency: 0.8
+  latency: 20 us
+  hop_latency: 5 us
+""",
+    )
+    cluster = load_cluster(path)
+    assert (cluster.gpus, cluster.scale_up_domain) == (16, 4)
+    assert cluster.scale_out is not None
+    assert cluster.scale_out.bandwidth == pytest.approx(2 * 50e9 / 4, rel=1e-9)
+    assert load_cluster(f"{path}:32").nodes == 8
+
+
+def test_cluster_file_may_leave_the_node_to_the_device(tmp_path):
+    cluster = load_cluster(write(tmp_path, "name: mine\ndevice: h200\nnodes: 2\n"))
+    assert (cluster.gpus, cluster.scale_up.name) == (16, "nvlink4")
+
+
+def test_device_file_serves_as_a_cluster_and_inside_one(tmp_path):
+    text = (CATALOG / "devices" / "h100-sxm.yaml").read_text().replace("h100-sxm", "mine", 1)
+    path = write(tmp_path, text, "device.yaml")
+    assert load_device(path).name == "mine"
+    assert load_device(Path(path)).name == "mine"
+    assert load_cluster(f"{path}:16").gpus == 16
+    inside = write(tmp_path, "name: pod\ndevice: device.yaml\nnodes: 3\n", "pod.yaml")
+    assert load_cluster(inside).gpus == 24
+
+
+def test_written_stacks_read_back_equal(tmp_path):
+    for name in names("stacks"):
+        stack = load_stack(name)
+        assert load_stack(write(tmp_path, stack_yaml(stack))) == stack
+        fitted = replace(stack, hiding_dp=np.float64(1 / 3), launch_forward=np.float64(1e-4 / 3))
+        assert load_stack(write(tmp_path, stack_yaml(fitted))) == fitted
+
+
+def test_importing_the_catalogue_is_light():
+    code = (
+        "import sys, estimator.catalog as c\n"
+        "heavy = {'pydantic', 'yaml', 'scipy', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "c.load_cluster('h100-sxm:64')\n"
+        "heavy = {'scipy', 'pandas', 'optuna'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=CATALOG.parent.parent)
+
+
+def test_numbers_are_finite():
+    for name in names("stacks"):
+        stack = load_stack(name)
+        assert all(
+            math.isfinite(value)
+            for field in fields(stack)
+            if isinstance(value := getattr(stack, field.name), int | float)
+        )
