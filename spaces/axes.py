@@ -1,4 +1,4 @@
-"""The raw grid of a Transformer's plans: which values each field takes before any rule is applied."""
+"""The raw grid of a Transformer's plans: the values of each field before any rule is applied."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Constraints:
                 )
         for name, value in (*self.fix.items(), *self.most.items()):
             check_size(name, value)
-        for name in self.most:
-            if name in CHOICES or name in FLAGS:
+        for name, value in self.most.items():
+            if name in CHOICES or name in FLAGS or value is None:
                 raise ValueError(f"max {name} has no meaning for words; use fix or forbid")
 
     @classmethod
@@ -182,4 +182,5 @@ def enumerate_legal(
                 alive = kept
             survivors.append(points[alive])
         prefixes = np.concatenate(survivors) if survivors else prefixes[:0]
-    return prefixes, left_out
+    order = [rule.code for stage in stages for rule in stage.rules]
+    return prefixes, {code: left_out[code] for code in dict.fromkeys(order) if code in left_out}

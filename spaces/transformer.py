@@ -190,22 +190,21 @@ def _recomputed(grid: Grid, position: IntArray, fullest: IntArray) -> IntArray:
 
 
 def _stages(grid: Grid, asked: Constraints) -> tuple[Stage, ...]:
-    """Three expansions, each with the rules whose fields are known by then."""
+    """Three expansions, each with the rules whose fields are known by then.
+
+    The order of the rules is kept, so that "the first rule a point breaks" means the same here and
+    in a check of one plan; reasons of the space's own come last.
+    """
     rest = tuple(name for name in grid.axes if name not in MESH + SPLIT)
-    known: set[str] = set()
+    known = {name for name in rest if len(grid.axes[name]) == 1}
+    waiting = list(RULES)
     stages: list[Stage] = []
-    waiting: list[Rule] = [*RULES, *_space_rules(grid, asked)]
-    single = {name for name in rest if len(grid.axes[name]) == 1}
-    for axes, derived in (
-        (MESH, ("dp",)),
-        (SPLIT, ("first_stage_layers", "last_stage_layers")),
-        (rest, ("recompute_layers",)),
-    ):
-        known |= {*axes, *derived, *single}
-        ready = tuple(rule for rule in waiting if known.issuperset(rule.fields))
-        waiting = [rule for rule in waiting if rule not in ready]
+    for axes, derived in ((MESH, ("dp",)), (SPLIT, ("first_stage_layers", "last_stage_layers"))):
+        known.update((*axes, *derived))
+        ready = tuple(itertools.takewhile(lambda rule: known.issuperset(rule.fields), waiting))
+        waiting = waiting[len(ready) :]
         stages.append(Stage(axes, ready))
-    return tuple(stages)
+    return (*stages, Stage(rest, (*waiting, *_space_rules(grid, asked))))
 
 
 def _space_rules(grid: Grid, asked: Constraints) -> tuple[Rule, ...]:

@@ -90,6 +90,7 @@ def _differ(plans: Sequence[Plan], name: str) -> bool:
 
 
 def _cell(value: Any) -> str:
+    """A plan's value as short as a column allows."""
     if value is None:
         return "-"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
