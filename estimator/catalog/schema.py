@@ -73,6 +73,7 @@ class TransformerEntry(Entry):
     bias: Bias
     tied: bool
     parallel_residual: bool = False
+    shared_norm: bool = False
     published_parameters: Annotated[int, Field(ge=1)] | None = None
     """As printed: zeros at the end are digits that the publisher rounded away."""
     source: Source = UNSAID
