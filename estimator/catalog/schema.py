@@ -215,6 +215,8 @@ class StackEntry(Entry):
     overlap_param: bool
     overlap_tp: bool
     overlap_p2p: bool
+    async_tp_backward: bool
+    scattered_boundaries: bool
     hidden_tp: Share
     hiding_cp: Share
     exposed_cp: Share
