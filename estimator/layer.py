@@ -92,6 +92,7 @@ def layer_seconds(
         return _pass(
             compute=sums(place, "compute", phases),
             tp=sums(place, "tp", phases),
+            tp_beside=0.0,
             cp=sums(place, "cp", phases),
             attention=sums(place, "compute", phases, "selective"),
             gather=sums(place, "dp", phases),
@@ -100,6 +101,7 @@ def layer_seconds(
             stack=stack,
         )
 
+    beside = _asynchronous(ops, seconds) if stack.async_tp_backward else 0.0
     backwards, again = [], []
     for kind in CHOICES["recompute"]:
         repeated = sums("layer", "compute", forward_phase, kind)
@@ -107,6 +109,7 @@ def layer_seconds(
             _pass(
                 compute=sums("layer", "compute", BACKWARD) + repeated,
                 tp=sums("layer", "tp", BACKWARD) + sums("layer", "tp", forward_phase, kind),
+                tp_beside=beside,
                 cp=sums("layer", "cp", BACKWARD) + sums("layer", "cp", forward_phase, kind),
                 attention=_attention_backward(ops, seconds)
                 + sums("layer", "compute", forward_phase, "selective") * (kind != "none"),
@@ -156,10 +159,19 @@ def _attention_backward(ops: Columns, seconds: FloatArray) -> FloatArray:
     return total
 
 
+def _asynchronous(ops: Columns, seconds: FloatArray) -> FloatArray:
+    """Seconds of backward's collectives that the GEMMs of their own layer hide, shape (U,)."""
+    rows = [i for i, slot in enumerate(ops.slots) if slot.asynchronous]
+    shields = [i for i, slot in enumerate(ops.slots) if slot.shields]
+    hidden: FloatArray = np.minimum(seconds[rows].sum(axis=0), seconds[shields].sum(axis=0))
+    return hidden
+
+
 def _pass(
     *,
     compute: FloatArray,
     tp: FloatArray,
+    tp_beside: FloatArray | float,
     cp: FloatArray,
     attention: FloatArray,
     gather: FloatArray,
@@ -169,7 +181,7 @@ def _pass(
 ) -> Pass:
     """One pass: launches under a floor, collectives partly hidden, weights gathered beside."""
     host = (compute**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - compute
-    tp_exposed = tp * (1 - stack.hidden_tp * overlap_tp)
+    tp_exposed = (tp - tp_beside) * (1 - stack.hidden_tp * overlap_tp)
     cp_exposed = np.maximum(stack.exposed_cp * cp, cp - stack.hiding_cp * attention)
     busy = compute + host + tp_exposed + cp_exposed
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)

@@ -53,6 +53,10 @@ class Stack:
     overlap_param: bool
     overlap_tp: bool
     overlap_p2p: bool
+    async_tp_backward: bool
+    """Input gradients of a column-parallel GEMM are reduced beside its weight gradient."""
+    scattered_boundaries: bool
+    """Tensor-parallel ranks each send a part of equal activations to the next stage."""
     hidden_tp: float
     """Share of tensor-parallel communication hidden by GEMM overlap."""
     hiding_cp: float

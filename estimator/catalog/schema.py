@@ -73,6 +73,7 @@ class TransformerEntry(Entry):
     bias: Bias
     tied: bool
     parallel_residual: bool = False
+    shared_norm: bool = False
     published_parameters: Annotated[int, Field(ge=1)] | None = None
     """As printed: zeros at the end are digits that the publisher rounded away."""
     source: Source = UNSAID
@@ -214,6 +215,8 @@ class StackEntry(Entry):
     overlap_param: bool
     overlap_tp: bool
     overlap_p2p: bool
+    async_tp_backward: bool
+    scattered_boundaries: bool
     hidden_tp: Share
     hiding_cp: Share
     exposed_cp: Share

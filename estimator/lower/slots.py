@@ -40,8 +40,10 @@ class Slot:
     """Recompute kinds that run this forward slot again in backward."""
     low_precision: bool = False
     """A GEMM with weights, which fp8 training runs in fp8."""
-    after: tuple[str, ...] = ()
-    """Slots of the same place and phase whose output it reads."""
+    asynchronous: bool = False
+    """A backward collective that may run beside the GEMMs of its own column-parallel layer."""
+    shields: bool = False
+    """A backward GEMM that such a collective may run beside."""
 
 
 @dataclass(slots=True, kw_only=True)

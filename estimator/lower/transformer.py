@@ -115,8 +115,12 @@ class _Lowering:
         batch: FloatArray | float = 1.0,
         recomputed: frozenset[str] = FULL,
         weights: bool = True,
+        column_parallel: bool = False,
     ) -> None:
-        """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs."""
+        """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs.
+
+        ``batch`` products of one shape are one launch.
+        """
         shapes = ((m, n, k), (m, k, n), (k, n, m))
         for (rows, columns, inner), phase in zip(shapes, ("forward", *BACKWARD), strict=True):
             self.rows.add(
@@ -127,10 +131,10 @@ class _Lowering:
                     phase=phase,  # type: ignore[arg-type]
                     recomputed_by=recomputed if phase == "forward" else NEVER,
                     low_precision=weights and place == "layer",
+                    shields=column_parallel and phase != "forward",
                 ),
-                count=batch,
-                flops=2 * rows * columns * inner,
-                bytes=self.element * (rows * inner + inner * columns + rows * columns),
+                flops=2 * batch * rows * columns * inner,
+                bytes=self.element * batch * (rows * inner + inner * columns + rows * columns),
                 m=rows,
                 n=columns,
                 k=inner,
@@ -173,6 +177,7 @@ class _Lowering:
         inside: FloatArray,
         count: FloatArray | float = 1.0,
         recomputed: frozenset[str] = NEVER,
+        asynchronous: bool = False,
     ) -> None:
         """A collective over ``group`` ranks on a buffer of ``size`` bytes."""
         self.rows.add(
@@ -184,6 +189,7 @@ class _Lowering:
                 stream=stream,  # type: ignore[arg-type]
                 collective=kind,
                 recomputed_by=recomputed,
+                asynchronous=asynchronous,
             ),
             count=np.asarray(count) * (group > 1),
             bytes=size,
@@ -238,7 +244,7 @@ def _attention_block(low: _Lowering) -> None:
     hidden = np.full_like(tokens, model.hidden)
     _norm(low, "attention norm", "layer")
     _tp_enter(low, "qkv", "layer")
-    low.gemm("qkv", "layer", m=tokens, n=width + 2 * kv_width, k=hidden)
+    low.gemm("qkv", "layer", m=tokens, n=width + 2 * kv_width, k=hidden, column_parallel=True)
     if model.positions == "rotary":
         passes = 2 if "rope" in low.stack.fused else 6
         moved = passes * tokens * (width + kv_width) * low.element
@@ -350,7 +356,8 @@ def _mlp_block(low: _Lowering) -> None:
         _norm(low, "mlp norm", "layer")
     if not model.parallel_residual:
         _tp_enter(low, "mlp up", "layer")
-    low.gemm("mlp up", "layer", m=tokens, n=model.up_width / low.keys.tp, k=hidden)
+    up = model.up_width / low.keys.tp
+    low.gemm("mlp up", "layer", m=tokens, n=up, k=hidden, column_parallel=True)
     halves = 2 if model.gated else 1
     eager = 0 if "bias_activation" in low.stack.fused else 2
     row = tokens * ffn * low.element
@@ -368,7 +375,8 @@ def _mlp_block(low: _Lowering) -> None:
 def _tp_enter(low: _Lowering, name: str, place: Place) -> None:
     """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
 
-    With sequence parallelism the input is gathered again for the weight gradient.
+    With sequence parallelism the input is gathered again for the weight gradient. Backward's
+    collectives depend on one of the layer's two backward GEMMs only and may run beside the other.
     """
     keys = low.keys
     inside = ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain)
@@ -393,6 +401,7 @@ def _tp_enter(low: _Lowering, name: str, place: Place) -> None:
             inside=inside,
             count=count,
             recomputed=recomputed if phase == "forward" else NEVER,
+            asynchronous=phase != "forward" and place == "layer",
         )
 
 
@@ -532,8 +541,16 @@ def _head(low: _Lowering) -> None:
 
 
 def _boundary(low: _Lowering) -> None:
-    """Activations to the next stage, their gradients to the previous one."""
+    """Activations to the next stage, their gradients to the previous one.
+
+    Ranks of a tensor-parallel group that hold the same activations may send a part each and gather
+    them on the other side (Narayanan et al., arXiv 2104.04473, section 4.1).
+    """
     keys = low.keys
+    size = low.split * low.model.hidden * low.element
+    whole = keys.sequence_parallel == 0
+    if low.stack.scattered_boundaries:
+        size = size / np.where(whole, keys.tp, 1)
     stride = keys.tp * keys.cp * np.where(keys.order == DP_BEFORE_PP, keys.dp, 1)
     inside = np.where(stride * keys.pp <= low.cluster.scale_up_domain, 2.0, 1.0)
     for phase in ("forward", "backward_input"):
@@ -543,9 +560,20 @@ def _boundary(low: _Lowering) -> None:
             "send_recv",
             stream="pp",
             phase=phase,  # type: ignore[arg-type]
-            size=low.split * low.model.hidden * low.element,
+            size=size,
             group=np.where(keys.pp > 1, 2, 1),
             inside=inside,
+        )
+        low.collective(
+            "boundary gather",
+            "boundary",
+            "all_gather",
+            stream="pp",
+            phase=phase,  # type: ignore[arg-type]
+            size=low.tokens * low.model.hidden * low.element,
+            group=np.where(keys.pp > 1, keys.tp, 1),
+            inside=ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain),
+            count=np.where(whole & low.stack.scattered_boundaries, 1.0, 0.0),
         )
 
 

@@ -1,0 +1,54 @@
+"""Step times of Megatron-LM 2022 on A100 (test rows: nothing was fitted on them)."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from estimator import Estimate, Plan, Plans, Workload, estimate
+from estimator.catalog import load_cluster, load_model, load_stack
+
+RUNS = Path(__file__).parents[1] / "data" / "korthikanti2022" / "runs.csv"
+ROWS = list(csv.DictReader(RUNS.open()))
+
+
+def predict(row: dict[str, str]) -> Estimate:
+    model = replace(load_model(row["model"]), vocab=51200)
+    workload = Workload(
+        global_batch=int(row["global_batch"]),
+        sequence=2048,
+        precision="fp16",
+        attention="eager",
+        dropout=True,
+    )
+    plan = Plan.parse(
+        f"tp={row['tp']},pp={row['pp']},vpp={row['interleave']},mbs={row['micro_batch']},"
+        f"recompute={row['recompute']},sp={row['sequence_parallel']}",
+        world=int(row["gpus"]),
+    )
+    cluster = load_cluster(f"a100-sxm-80gb:{row['gpus']}")
+    return estimate(model, workload, cluster, Plans.of([plan]), stack=load_stack("megatron"))[0]
+
+
+def name(row: dict[str, str]) -> str:
+    return f"{row['model']}-{row['recompute']}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_step_time(row: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    answer = predict(row)
+    measured = float(row["measured_seconds"])
+    error = answer.step_seconds / measured - 1
+    parts = "  ".join(f"{part} {value:.2f}" for part, value in answer.time.items() if value)
+    phases = "  ".join(f"{phase} {value:.2f}" for phase, value in answer.compute_phases.items())
+    with capsys.disabled():
+        print(
+            f"\n{name(row)}: predicted {answer.step_seconds:.2f} s, measured {measured:.2f} s, "
+            f"{100 * error:+.1f} %: {parts} (compute: {phases})"
+        )
+    target = row["recompute"] == "selective" and row["model"] != "megatron-1t"
+    limit = 0.12 if target else 0.16
+    assert abs(error) < limit
