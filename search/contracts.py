@@ -227,7 +227,7 @@ def write(document: Mapping[str, Any], target: str) -> None:
     path = Path(os.path.realpath(target))  # through links: replace what they point to
     try:
         if path.exists() and not path.is_file():
-            path.open("w").write(text)  # a pipe or a device cannot be replaced
+            path.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
             return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

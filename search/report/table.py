@@ -65,7 +65,7 @@ def _ranking(out: Console, rows: Sequence[Ranked]) -> None:
         table.add_row(
             str(row.rank),
             chr(ord("a") + row.tie_group - 1) if row.tie_group <= 26 else str(row.tie_group),
-            *(_cell(getattr(value.plan, name)) for name in shown),
+            *(_cell(name, getattr(value.plan, name)) for name in shown),
             seconds(value.step_seconds),
             f"{seconds(value.low_seconds)}-{seconds(value.high_seconds)}",
             large(value.tokens_per_second),
@@ -77,7 +77,7 @@ def _ranking(out: Console, rows: Sequence[Ranked]) -> None:
     out.print(table)
     default = Plan()
     same = [
-        f"{SHORT.get(name, name)}={_cell(getattr(plans[0], name))}"
+        f"{SHORT.get(name, name)}={_cell(name, getattr(plans[0], name))}"
         for name in NAMES
         if name not in shown and getattr(plans[0], name) != getattr(default, name)
     ]
@@ -89,10 +89,12 @@ def _differ(plans: Sequence[Plan], name: str) -> bool:
     return len({getattr(plan, name) for plan in plans}) > 1
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     """A plan's value as short as a column allows."""
     if value is None:
         return "-"
+    if name == "order":
+        return str(value).removeprefix("tp-cp-ep-")
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

@@ -95,7 +95,7 @@ def test_where_nothing_fits_the_gpus_that_would_are_named() -> None:
     assert result.nearest_misses[0].change is not None, "a wider choice would fit"
     assert gpus_needed(given_problem, asked, PRICING) is None
     sharded = Constraints.parse(fix=["tp=1", "zero=1", "cp=1", "pp=1"])
-    assert gpus_needed(problem(2, model="llama-3.1-8b"), sharded, PRICING) is None, "one node"
+    assert gpus_needed(problem(2), sharded, PRICING) == 4, "states are shared by more replicas"
 
 
 def test_more_gpus_are_counted_by_doubling() -> None:
