@@ -6,13 +6,14 @@ Suffixes: P plans, C the four stage classes, K pass parts, U unique keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
 from estimator.cost.roofline import roofline
-from estimator.estimate import TIME_PARTS, Estimates, StageCosts
+from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
 from estimator.layer import (
     COMPUTE,
     CP,
@@ -23,18 +24,13 @@ from estimator.layer import (
     LayerSeconds,
     layer_seconds,
 )
+from estimator.lower.keys import layer_keys, overlaps
 from estimator.lower.memory import PeakMemory, peak_memory_parts, recomputed_layers
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.lower.step import Shards, lower_step, step_keys
-from estimator.lower.transformer import (
-    Keys,
-    layer_keys,
-    lower_layers,
-    model_flops,
-    overlaps,
-)
+from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
-from estimator.plan import CHOICES, Plans
+from estimator.plan import CHOICES, Plan, Plans
 from estimator.schedule import pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -44,6 +40,7 @@ FULL = CHOICES["recompute"].index("full")
 COST_MODELS = ("analytic",)
 
 
+@overload
 def estimate(
     model: Transformer,
     workload: Workload,
@@ -51,21 +48,42 @@ def estimate(
     plans: Plans,
     *,
     stack: Stack,
+    cost: str | CostModel = ...,
+) -> Estimates: ...
+@overload
+def estimate(
+    model: Transformer,
+    workload: Workload,
+    cluster: Cluster,
+    plans: Plan,
+    *,
+    stack: Stack,
+    cost: str | CostModel = ...,
+) -> Estimate: ...
+def estimate(
+    model: Transformer,
+    workload: Workload,
+    cluster: Cluster,
+    plans: Plans | Plan,
+    *,
+    stack: Stack,
     cost: str | CostModel = "analytic",
-) -> Estimates:
-    """Time and memory of legal plans, all at once.
+) -> Estimates | Estimate:
+    """Time and memory of legal plans, all at once; of one plan, as numbers.
 
     Args:
         model: what is trained.
         workload: batch, sequence, precision.
         cluster: where; its GPUs should be the plans' world.
-        plans: P legal plans (the laws of ``spaces.rules`` are not checked again here).
+        plans: P legal plans or one (the laws of ``spaces.rules`` are not checked again here).
         stack: the framework's habits.
         cost: name of a cost model, or one itself.
 
     Raises:
         ValueError: the cost model is unknown or lacks constants for this device.
     """
+    if isinstance(plans, Plan):
+        return estimate(model, workload, cluster, Plans.of([plans]), stack=stack, cost=cost)[0]
     pricer = pricer_of(cost, cluster)
     keys, key_P = layer_keys(plans, stack)
     shards, step_P = step_keys(model, plans)
@@ -78,9 +96,7 @@ def estimate(
         len(step_ops.slots), 4, -1
     )
     step = {slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)}
-    memory = peak_memory_parts(
-        model, workload, stack, plans, keys, key_P, shards, step_P
-    )
+    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
     return _Composition(
         model=model,
         workload=workload,
@@ -104,7 +120,8 @@ def peak_memory(
     keys, key_P = layer_keys(plans, stack)
     shards, step_P = step_keys(model, plans)
     memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
-    return np.sum(list(memory.parts.values()), axis=0)
+    total: FloatArray = np.sum(list(memory.parts.values()), axis=0)
+    return total
 
 
 def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
@@ -309,7 +326,9 @@ class _Composition:
         after = np.maximum((exposed - slack).max(axis=0), 0.0)
         per_micro_batch = np.where(every, self._beside(scatter, backward, grad_on).max(axis=0), 0.0)
         after = after + (m - 1) * per_micro_batch
-        all_traffic = (final + gather).max(axis=0) + np.where(every, (m - 1) * scatter.max(axis=0), 0)
+        all_traffic = (final + gather).max(axis=0) + np.where(
+            every, (m - 1) * scatter.max(axis=0), 0
+        )
         return after, np.maximum(all_traffic - after, 0.0)
 
     def _beside(self, traffic: FloatArray, window: FloatArray, on: IntArray) -> FloatArray:

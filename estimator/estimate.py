@@ -72,7 +72,7 @@ class Estimates:
     @property
     def step_seconds(self) -> FloatArray:
         """Seconds per step: the sum of the time parts."""
-        return np.sum([self.time[part] for part in TIME_PARTS], axis=0)
+        return _sum(self.time, TIME_PARTS)
 
     @property
     def low_seconds(self) -> FloatArray:
@@ -87,12 +87,12 @@ class Estimates:
     @property
     def allocated_bytes(self) -> FloatArray:
         """Bytes that the framework's allocator hands out at the peak."""
-        return np.sum([self.memory[part] for part in ALLOCATED_PARTS], axis=0)
+        return _sum(self.memory, ALLOCATED_PARTS)
 
     @property
     def peak_bytes(self) -> FloatArray:
         """Bytes of device memory at the peak, reserved and context included."""
-        return np.sum([self.memory[part] for part in MEMORY_PARTS], axis=0)
+        return _sum(self.memory, MEMORY_PARTS)
 
     @property
     def fits(self) -> NDArray[np.bool_]:
@@ -151,6 +151,11 @@ class Estimate:
     tokens_per_second: float
     mfu: float
     origin: Mapping[str, str]
+
+
+def _sum(parts: Mapping[str, FloatArray], names: tuple[str, ...]) -> FloatArray:
+    total: FloatArray = np.sum([parts[name] for name in names], axis=0)
+    return total
 
 
 def _stage_rows(stages: StageCosts, index: int) -> list[dict[str, Any]]:

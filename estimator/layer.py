@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.lower.keys import Keys
+from estimator.lower.lowering import BACKWARD
 from estimator.lower.slots import Columns, FloatArray, Phase, Place, Stream
-from estimator.lower.transformer import BACKWARD, Keys
 from estimator.plan import CHOICES
 from estimator.stack import Stack
 from estimator.workload import Workload

@@ -48,7 +48,9 @@ class Transformer:
                     f"{field}={getattr(self, field)} of {self.name} must be at least 1"
                 )
         if self.max_positions < 1:
-            raise ValueError(f"max_positions={self.max_positions} of {self.name} must be at least 1")
+            raise ValueError(
+                f"max_positions={self.max_positions} of {self.name} must be at least 1"
+            )
         if self.shared_norm and not self.parallel_residual:
             raise ValueError(f"shared_norm of {self.name} needs parallel_residual")
         if self.heads % self.kv_heads:
@@ -102,7 +104,9 @@ class Transformer:
     @property
     def layer_replicated_parameters(self) -> int:
         """Norms and the biases of row-parallel GEMMs: a copy on every tensor-parallel rank."""
-        return self.norms_per_layer * self.norm_parameters + (2 * self.hidden if self.bias == "all" else 0)
+        return self.norms_per_layer * self.norm_parameters + (
+            2 * self.hidden if self.bias == "all" else 0
+        )
 
     @property
     def norms_per_layer(self) -> int:

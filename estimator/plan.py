@@ -89,7 +89,9 @@ class Plan:
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
             if getattr(self, name) not in words:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be one of {', '.join(words)}"
+                )
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in CHOICES or (value is None and field.name in OPTIONAL):
@@ -223,15 +225,15 @@ class Plans:
         rows = list(plans)
         if not rows:
             raise ValueError("no plan given")
-        return cls.build(**{name: [code(name, getattr(row, name)) for row in rows] for name in NAMES})
+        return cls.build(
+            **{name: [code(name, getattr(row, name)) for row in rows] for name in NAMES}
+        )
 
     @classmethod
     def concat(cls, parts: Iterable[Plans]) -> Plans:
         """One table from several, in order."""
         tables = list(parts)
-        return cls(
-            **{name: np.concatenate([getattr(t, name) for t in tables]) for name in NAMES}
-        )
+        return cls(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in NAMES})
 
     def __len__(self) -> int:
         return len(self.dp)

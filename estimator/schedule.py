@@ -5,6 +5,8 @@ Suffixes: C the four stage classes (first, heavier middle, lighter middle, last)
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,27 +28,33 @@ def pipeline_seconds(
     ``forward_CP`` and ``backward_CP`` are seconds of one micro-batch on one stage of a class
     (all its model chunks); classes with ``count`` zero must hold zeros.
     """
-    seconds = one_forward_one_backward(forward_CP, backward_CP, count_CP, plans.pp, micro_batches)
-    rows = np.flatnonzero(plans.schedule == GPIPE)
-    if len(rows):
-        seconds[rows] = gpipe(
-            forward_CP[:, rows], backward_CP[:, rows], count_CP[:, rows], micro_batches[rows]
-        )
-    rows = np.flatnonzero(plans.interleave > 1)
-    if len(rows):
-        seconds[rows] = interleaved(
-            forward_CP[:, rows],
-            backward_CP[:, rows],
-            count_CP[:, rows],
-            plans.pp[rows],
-            plans.interleave[rows],
-            micro_batches[rows],
-        )
+    seconds: FloatArray = micro_batches * (forward_CP[0] + backward_CP[0])
+    deep = plans.pp > 1
+    for rows, form in (
+        (deep & (plans.schedule == GPIPE), _gpipe),
+        (deep & (plans.schedule != GPIPE) & (plans.interleave == 1), _one_forward_one_backward),
+        (deep & (plans.schedule != GPIPE) & (plans.interleave > 1), _interleaved),
+    ):
+        some = np.flatnonzero(rows)
+        if len(some):
+            seconds[some] = form(
+                np.take(forward_CP, some, axis=1),
+                np.take(backward_CP, some, axis=1),
+                np.take(count_CP, some, axis=1),
+                plans.pp[some],
+                plans.interleave[some],
+                micro_batches[some],
+            )
     return seconds
 
 
-def gpipe(
-    forward_CP: FloatArray, backward_CP: FloatArray, count_CP: IntArray, micro_batches: IntArray
+def _gpipe(
+    forward_CP: FloatArray,
+    backward_CP: FloatArray,
+    count_CP: IntArray,
+    pp: IntArray,
+    interleave: IntArray,
+    micro_batches: IntArray,
 ) -> FloatArray:
     """GPipe (arXiv 1811.06965): all forwards, then all backwards; each a flow shop of equal jobs.
 
@@ -58,11 +66,12 @@ def gpipe(
     return total
 
 
-def one_forward_one_backward(
+def _one_forward_one_backward(
     forward_CP: FloatArray,
     backward_CP: FloatArray,
     count_CP: IntArray,
     pp: IntArray,
+    interleave: IntArray,
     micro_batches: IntArray,
 ) -> FloatArray:
     """1F1B (arXiv 2006.09503), exact for any costs of the four classes and any m.
@@ -75,7 +84,7 @@ def one_forward_one_backward(
     )
 
 
-def interleaved(
+def _interleaved(
     forward_CP: FloatArray,
     backward_CP: FloatArray,
     count_CP: IntArray,
@@ -124,7 +133,7 @@ def _longest_path(
     whose forwards all come ahead.
     """
     both = forward_CP + backward_CP
-    last = np.cumsum(count_CP, axis=0) - 1
+    last = _running(np.add, count_CP) - 1
     least = pp - 1 - (units - 1 - ahead) // slope
     first = np.maximum(last + 1 - count_CP, least)
     best: FloatArray = np.full(len(pp), -np.inf)
@@ -151,19 +160,20 @@ def _turn(
     slope: int,
 ) -> FloatArray:
     """Longest way from the start of the pipeline to standing at ``stand``, shape (4, P)."""
-    slowest = np.maximum.accumulate(one, axis=0)
-    down = np.cumsum(count_CP * one, axis=0)
-    up = np.cumsum(count_CP * other, axis=0)
+    slowest = _running(np.maximum, one)
+    down = _running(np.add, count_CP * one)
+    up = _running(np.add, count_CP * other)
     back = last - stand
     up_stand = up - back * other
 
     def turning(extra: IntArray) -> FloatArray:
         at_last = down + up + (extra + slope * (pp - 1 - last)) * slowest
-        later = np.maximum.accumulate(at_last[::-1], axis=0)[::-1]
+        later = _running(np.maximum, at_last[::-1])[::-1]
         here = down - back * one + up_stand + (extra + slope * (pp - 1 - stand)) * slowest
-        return np.maximum(later, here)
+        longer: FloatArray = np.maximum(later, here)
+        return longer
 
-    path = turning(ahead)
+    path: FloatArray = turning(ahead)
     if wraps.any():
         # Once around all stages first, resting at the slowest of all: no detour where the next
         # chunk of a micro-batch follows its previous one without a gap.
@@ -171,6 +181,14 @@ def _turn(
         path = np.where(wraps, np.maximum(path, sweep), path)
     result: FloatArray = path - up_stand
     return result
+
+
+def _running(operation: np.ufunc, rows: NDArray[Any]) -> NDArray[Any]:
+    """``operation.accumulate`` down the four rows, ten times as fast for many columns."""
+    out = rows.copy()
+    for i in range(1, len(out)):
+        operation(out[i - 1], out[i], out=out[i])
+    return out
 
 
 def micro_batch_group(pp: IntArray, micro_batches: IntArray) -> IntArray:

@@ -45,7 +45,9 @@ class Workload:
                 "use attention eager, or fp16, bf16 or fp8"
             )
         if self.token_budget is not None and not 0 < self.token_budget < float("inf"):
-            raise ValueError(f"token_budget={self.token_budget} must be a positive number of tokens")
+            raise ValueError(
+                f"token_budget={self.token_budget} must be a positive number of tokens"
+            )
 
     @property
     def tokens(self) -> int:

@@ -13,9 +13,15 @@ from estimator.workload import Workload
 class CostModel(Protocol):
     """Anything that prices rows."""
 
-    name: str
-    origin: str
-    """analytic, learned, measured or extrapolated."""
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """analytic, learned, measured or extrapolated."""
+        ...
 
     def seconds(
         self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack

@@ -46,13 +46,14 @@ def linear_seconds(
         + rounds * out.hop_latency * (domains - 1)
         + rounds * up.hop_latency * (inside - 1)
     )
-    flat_between = flat_latency + volume / np.minimum(between, np.where(inside > 1, bandwidth, between))
+    flat_between = flat_latency + volume / np.minimum(
+        between, np.where(inside > 1, bandwidth, between)
+    )
     within = up.latency + rounds * (
         up.hop_latency * (inside - 1) + size * (inside - 1) / inside / bandwidth
     )
     tree = out.latency + rounds * (
-        out.hop_latency * np.log2(np.maximum(domains, 1))
-        + size * (domains - 1) / domains / between
+        out.hop_latency * np.log2(np.maximum(domains, 1)) + size * (domains - 1) / domains / between
     )
     hierarchy = np.where(inside > 1, within, 0.0) + tree
     seconds = np.where(spans, np.minimum(flat_between, hierarchy), flat)

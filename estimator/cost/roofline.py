@@ -70,9 +70,8 @@ class Roofline:
         if len(rows):
             kernel = self.kernel(stack.attention_kernel, device)
             dtype = gemm_dtype(workload, low_precision=False)
-            rate = device.peaks[dtype] * kernel.efficiency
             keys = ops.n[rows]
-            rate = rate * keys / (keys + kernel.half_length)
+            rate = device.peaks[dtype] * kernel.efficiency * keys / (keys + kernel.half_length)
             rate = rate * np.where(ops.k[rows] < SMALL_HEAD, kernel.small_head, 1.0)
             backward = np.array([ops.slots[i].phase != "forward" for i in rows])
             # Backward's 2.5 times the FLOPs take ``backward_over_forward`` times as long.
@@ -92,13 +91,12 @@ class Roofline:
         if name not in self.attention:
             known = ", ".join(self.attention) or "none"
             raise ValueError(
-                f"no constants for attention kernel {name} on {device.name}; known there: {known}"
+                f"no constants for fused attention {name} on {device.name} (known there: {known}); "
+                "use attention eager"
             )
         return self.attention[name]
 
-    def _gemm(
-        self, flops: FloatArray, moved: FloatArray, dtype: str, device: Device
-    ) -> FloatArray:
+    def _gemm(self, flops: FloatArray, moved: FloatArray, dtype: str, device: Device) -> FloatArray:
         rate = device.peaks[dtype] * self.gemm_efficiency[dtype]
         bandwidth = device.bandwidth * self.gemm_bandwidth
         compute = (flops + self.saturation_flops) / rate

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.estimate import ALLOCATED_PARTS
+from estimator.lower.keys import Keys
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.lower.step import Shards, state_bytes
-from estimator.lower.transformer import Keys, padded_vocab
+from estimator.lower.transformer import vocab_rows
 from estimator.model import Transformer
 from estimator.plan import UNSET, Plans
+from estimator.schedule import GPIPE, micro_batch_group
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -79,22 +81,26 @@ def activation_bytes(
         embedding=train * split * model.hidden * mask,
         gradients=train * (row + np.maximum(mlp, core_gradients - released)),
         head=train * 2 * row,
-        logits=(loss if train else element) * tokens * padded_vocab(model, keys.tp),
+        logits=(loss if train else element) * tokens * vocab_rows(model, keys.tp),
     )
 
 
-def in_flight(plans: Plans, shards_position: IntArray, micro_batches: IntArray) -> FloatArray:
+def in_flight(plans: Plans, position_CP: IntArray, micro_batches: IntArray) -> FloatArray:
     """Micro-batches whose activations a stage holds at once, shape (4, P).
 
-    1F1B holds as many as stages follow; interleaving adds chunks (Narayanan et al., arXiv
-    2104.04473, section 2.2); GPipe holds all.
+    1F1B holds as many as stages follow, itself included; interleaved stages hold the chunks that
+    run ahead of their first backward (Narayanan et al., arXiv 2104.04473, section 2.2); GPipe
+    holds all.
     """
-    following = plans.pp - shards_position
-    v = plans.interleave
-    chunks = np.where(
-        v > 1, (2 * (following - 1) + (v - 1) * plans.pp + 1) / v, following.astype(float)
-    )
-    held: FloatArray = np.where(plans.schedule == 0, micro_batches, np.minimum(chunks, micro_batches))
+    following = plans.pp - position_CP
+    held = np.minimum(following, micro_batches).astype(float)
+    held = np.where(plans.schedule == GPIPE, micro_batches, held)
+    rows = np.flatnonzero(plans.interleave > 1)
+    if len(rows):
+        v, m = plans.interleave[rows], micro_batches[rows]
+        group = micro_batch_group(plans.pp[rows], m)
+        chunks = 2 * (following[:, rows] - 1) + (v - 1) * group + 1
+        held[:, rows] = np.minimum(chunks / v, m)
     return np.maximum(held, 1.0)
 
 
@@ -116,7 +122,7 @@ def stage_state_bytes(
         # One per shape: the four matrices of a layer, and the output projection.
         buffers = buffers + half * model.layer_matrix_parameters / shards.plans.tp
         one_stage = shards.plans.pp == 1
-        table = half * np.ceil(model.vocab / shards.plans.tp) * model.hidden
+        table = half * vocab_rows(model, shards.plans.tp) * model.hidden
         none = np.zeros_like(table)
         ends = [np.where(one_stage, table, 0), none, none, np.where(one_stage, 0, table)]
         buffers = buffers + np.stack(ends)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Column = FloatArray | IntArray | float
 
 Kind = Literal["gemm", "attention", "memory", "collective"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
@@ -75,9 +76,9 @@ class Builder:
 
     unique: int
     slots: list[Slot] = field(default_factory=list)
-    columns: list[dict[str, FloatArray | float]] = field(default_factory=list)
+    columns: list[dict[str, Column]] = field(default_factory=list)
 
-    def add(self, slot: Slot, **columns: FloatArray | IntArray | float) -> None:
+    def add(self, slot: Slot, **columns: Column) -> None:
         """Append a slot; each column broadcasts to (U,)."""
         self.slots.append(slot)
         self.columns.append({"count": 1.0, **columns})

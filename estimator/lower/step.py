@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.cluster import Cluster
+from estimator.lower.keys import dp_ranks_inside
 from estimator.lower.slots import (
     Builder,
     Collective,
@@ -20,7 +21,7 @@ from estimator.lower.slots import (
     unique_rows,
 )
 from estimator.lower.stages import StageClasses, stage_classes
-from estimator.lower.transformer import dp_ranks_inside
+from estimator.lower.transformer import vocab_rows
 from estimator.model import Transformer
 from estimator.plan import UNSET, Plans
 from estimator.stack import Stack
@@ -79,12 +80,14 @@ def edge_parameters(model: Transformer, plans: Plans) -> FloatArray:
     The first stage holds the embedding, the last the final norm and the output projection; a tied
     projection is a second copy where the two stages differ.
     """
-    table = np.ceil(model.vocab / plans.tp) * model.hidden
+    table = vocab_rows(model, plans.tp) * model.hidden
     one_stage = plans.pp == 1
     first = table + model.position_parameters
     last = np.where(one_stage & model.tied, 0, table) + model.norm_parameters
     none = np.zeros_like(table)
-    return np.stack([first + np.where(one_stage, last, 0), none, none, np.where(one_stage, 0, last)])
+    return np.stack(
+        [first + np.where(one_stage, last, 0), none, none, np.where(one_stage, 0, last)]
+    )
 
 
 def lower_step(
@@ -169,7 +172,7 @@ def lower_step(
     collective(
         "tied embedding reduction",
         "all_reduce",
-        gradient * np.ceil(model.vocab / plans.tp) * model.hidden,
+        gradient * vocab_rows(model, plans.tp) * model.hidden,
         two,
         np.ones_like(tied[0]),
         tied,
@@ -183,8 +186,11 @@ def lower_step(
 
 
 def optimizer_traffic(workload: Workload, stack: Stack) -> float:
-    """Bytes per parameter that a step moves: gradient read twice (norm, update), states and
-    master read and written, half-precision weights written."""
+    """Bytes per parameter that an optimizer step moves.
+
+    The gradient is read twice (norm, update), states and master are read and written, and
+    half-precision weights written.
+    """
     half = workload.activation_bytes == 2
     gradient = stack.gradient_bytes if half else 4.0
     states = 8.0 * OPTIMIZER_STATES[workload.optimizer]

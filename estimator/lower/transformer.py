@@ -7,14 +7,12 @@ the tokens of a rank. Arrays have shape (U,): one entry per unique key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import numpy as np
 
 from estimator.cluster import Cluster
+from estimator.lower.keys import DP_BEFORE_PP, Keys, dp_ranks_inside, tp_ranks_inside
+from estimator.lower.lowering import PASS_PHASES, Lowering
 from estimator.lower.slots import (
-    FULL,
     NEVER,
     SELECTIVE_AND_FULL,
     Builder,
@@ -26,176 +24,15 @@ from estimator.lower.slots import (
     Place,
     Slot,
     ranks_inside,
-    unique_rows,
 )
 from estimator.model import Transformer
-from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
 
-DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
-BACKWARD: tuple[Phase, Phase] = ("backward_input", "backward_weight")
 FUSED_LOSS_PASSES = (2.0, 3.0)
 """Passes over the half-precision logits, forward and backward, of a fused cross-entropy."""
 EAGER_LOSS_PASSES = (12.0, 9.0)
 """The same when fp32 copies are written by separate kernels (two half passes per fp32 one)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """What tells the layers of two plans apart; int64 arrays of shape (U,)."""
-
-    dp: IntArray
-    tp: IntArray
-    cp: IntArray
-    pp: IntArray
-    micro_batch: IntArray
-    sequence_parallel: IntArray
-    shard: IntArray
-    """Ranks that a layer's weights are gathered from (1 unless zero=3)."""
-    order: IntArray
-    overlap_tp: IntArray
-    overlap_p2p: IntArray
-    """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
-
-
-def overlaps(column: IntArray, habit: bool) -> IntArray:
-    """A plan's overlap flag, or the stack's habit where it is unset; shape (P,)."""
-    flags: IntArray = np.where(column == UNSET, int(habit), column)
-    return flags
-
-
-def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
-    """Unique layer keys of the plans, and each plan's key index of shape (P,)."""
-    full = plans.dp * plans.cp
-    shard = np.where(
-        plans.zero == 3, np.where(plans.shard_size == UNSET, full, plans.shard_size), 1
-    )
-    columns = {
-        "dp": plans.dp,
-        "tp": plans.tp,
-        "cp": plans.cp,
-        "pp": plans.pp,
-        "micro_batch": plans.micro_batch,
-        "sequence_parallel": plans.sequence_parallel,
-        "shard": shard,
-        "order": plans.order,
-        "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
-        "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p),
-    }
-    first, index = unique_rows(list(columns.values()))
-    return Keys(**{name: column[first] for name, column in columns.items()}), index
-
-
-@dataclass(slots=True)
-class _Lowering:
-    """The builder with the sizes that most slots need."""
-
-    model: Transformer
-    workload: Workload
-    stack: Stack
-    cluster: Cluster
-    keys: Keys
-    rows: Builder
-    element: float
-    """Bytes of an activation."""
-    tokens: FloatArray
-    """Tokens of a rank."""
-    split: FloatArray
-    """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
-
-    def gemm(
-        self,
-        name: str,
-        place: Place,
-        *,
-        m: FloatArray,
-        n: FloatArray,
-        k: FloatArray,
-        batch: FloatArray | float = 1.0,
-        recomputed: frozenset[str] = FULL,
-        weights: bool = True,
-        column_parallel: bool = False,
-    ) -> None:
-        """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs.
-
-        ``batch`` products of one shape are one launch.
-        """
-        shapes = ((m, n, k), (m, k, n), (k, n, m))
-        for (rows, columns, inner), phase in zip(shapes, ("forward", *BACKWARD), strict=True):
-            self.rows.add(
-                Slot(
-                    name=name,
-                    kind="gemm",
-                    place=place,
-                    phase=phase,  # type: ignore[arg-type]
-                    recomputed_by=recomputed if phase == "forward" else NEVER,
-                    low_precision=weights and place == "layer",
-                    shields=column_parallel and phase != "forward",
-                ),
-                flops=2 * batch * rows * columns * inner,
-                bytes=self.element * batch * (rows * inner + inner * columns + rows * columns),
-                m=rows,
-                n=columns,
-                k=inner,
-            )
-
-    def memory(
-        self,
-        name: str,
-        place: Place,
-        *,
-        forward: FloatArray | float,
-        backward: FloatArray | float,
-        recomputed: frozenset[str] = FULL,
-        count: float = 1.0,
-    ) -> None:
-        """An element-wise kernel by the bytes that it moves, forward and backward."""
-        for phase, moved in (("forward", forward), ("backward_input", backward)):
-            self.rows.add(
-                Slot(
-                    name=name,
-                    kind="memory",
-                    place=place,
-                    phase=phase,  # type: ignore[arg-type]
-                    recomputed_by=recomputed if phase == "forward" else NEVER,
-                ),
-                count=count * (np.asarray(moved) > 0),
-                bytes=moved,
-            )
-
-    def collective(
-        self,
-        name: str,
-        place: Place,
-        kind: Collective,
-        *,
-        stream: str,
-        phase: Phase,
-        size: FloatArray,
-        group: IntArray,
-        inside: FloatArray,
-        count: FloatArray | float = 1.0,
-        recomputed: frozenset[str] = NEVER,
-        asynchronous: bool = False,
-    ) -> None:
-        """A collective over ``group`` ranks on a buffer of ``size`` bytes."""
-        self.rows.add(
-            Slot(
-                name=name,
-                kind="collective",
-                place=place,
-                phase=phase,
-                stream=stream,  # type: ignore[arg-type]
-                collective=kind,
-                recomputed_by=recomputed,
-                asynchronous=asynchronous,
-            ),
-            count=np.asarray(count) * (group > 1),
-            bytes=size,
-            group=group,
-            inside=inside,
-        )
 
 
 def lower_layers(
@@ -204,7 +41,7 @@ def lower_layers(
     """All slots of a micro-batch: one layer, the embedding, the head and a stage boundary."""
     tokens = keys.micro_batch * workload.sequence / keys.cp
     split = tokens / np.where(keys.sequence_parallel == 1, keys.tp, 1)
-    low = _Lowering(
+    low = Lowering(
         model=model,
         workload=workload,
         stack=stack,
@@ -218,26 +55,26 @@ def lower_layers(
     _attention_block(low)
     _mlp_block(low)
     _layer_extras(low)
-    _gather_weights(low, "layer", float(model.layer_parameters), tp_divides=True)
+    _gather_weights(low, "layer", model.layer_parameters)
     _embedding(low)
     _head(low)
     _boundary(low)
     return low.rows.build()
 
 
-def _norm(low: _Lowering, name: str, place: Place) -> None:
+def _norm(low: Lowering, name: str, place: Place) -> None:
     row = low.split * low.model.hidden * low.element
     low.memory(name, place, forward=2 * row, backward=3 * row)
 
 
-def _residual(low: _Lowering, name: str) -> None:
+def _residual(low: Lowering, name: str) -> None:
     row = low.split * low.model.hidden * low.element
     mask = 0.5 * low.workload.dropout
     saved = 1.0 if "norm_residual" in low.stack.fused else 0.0
     low.memory(name, "layer", forward=(3 + mask - saved) * row, backward=(2 + mask) * row)
 
 
-def _attention_block(low: _Lowering) -> None:
+def _attention_block(low: Lowering) -> None:
     model, tp, tokens = low.model, low.keys.tp, low.tokens
     width = model.attention_width / tp
     kv_width = np.maximum(model.kv_width / tp, model.head_dim)
@@ -260,19 +97,19 @@ def _attention_block(low: _Lowering) -> None:
         _residual(low, "attention residual")
 
 
-def _flash(low: _Lowering) -> None:
+def _flash(low: Lowering) -> None:
     """Fused attention: scores never reach memory; backward runs five GEMMs for forward's two."""
     model, keys = low.model, low.keys
     heads = keys.micro_batch * model.heads / keys.tp
     queries = low.workload.sequence / keys.cp
     causal = 2 * queries * low.workload.sequence * model.head_dim
-    for phase, gemms in (("forward", 1.0), ("backward_input", 2.5)):
+    for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
         low.rows.add(
             Slot(
                 name="attention",
                 kind="attention",
                 place="layer",
-                phase=phase,  # type: ignore[arg-type]
+                phase=phase,
                 recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
             ),
             count=1.0,
@@ -283,7 +120,7 @@ def _flash(low: _Lowering) -> None:
         )
 
 
-def _eager(low: _Lowering) -> None:
+def _eager(low: Lowering) -> None:
     """Unfused attention: the full square of scores, written and read by each kernel."""
     model, keys, element = low.model, low.keys, low.element
     heads = keys.micro_batch * model.heads / keys.tp
@@ -329,26 +166,26 @@ def _eager(low: _Lowering) -> None:
     )
 
 
-def _ring(low: _Lowering, kv_width: FloatArray) -> None:
+def _ring(low: Lowering, kv_width: FloatArray) -> None:
     """Context parallelism: keys and values pass around the ring, with their gradients back."""
     keys = low.keys
     block = 2 * low.tokens * kv_width * low.element
     inside = ranks_inside(keys.cp, keys.tp, low.cluster.scale_up_domain)
-    for phase, blocks in (("forward", 1.0), ("backward_input", 2.0)):
+    for phase, blocks in zip(PASS_PHASES, (1.0, 2.0), strict=True):
         low.collective(
             "context exchange",
             "layer",
             "send_recv",
             stream="cp",
-            phase=phase,  # type: ignore[arg-type]
+            phase=phase,
             size=blocks * (keys.cp - 1) * block,
             group=keys.cp,
             inside=inside,
-            recomputed=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
+            recomputed=SELECTIVE_AND_FULL,
         )
 
 
-def _mlp_block(low: _Lowering) -> None:
+def _mlp_block(low: Lowering) -> None:
     model, tokens = low.model, low.tokens
     hidden = np.full_like(tokens, model.hidden)
     ffn = model.ffn / low.keys.tp
@@ -372,67 +209,41 @@ def _mlp_block(low: _Lowering) -> None:
     _residual(low, "mlp residual")
 
 
-def _tp_enter(low: _Lowering, name: str, place: Place) -> None:
+def _tp_enter(low: Lowering, name: str, place: Place) -> None:
     """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
 
     With sequence parallelism the input is gathered again for the weight gradient. Backward's
     collectives depend on one of the layer's two backward GEMMs only and may run beside the other.
     """
-    keys = low.keys
-    inside = ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain)
-    size = low.tokens * low.model.hidden * low.element
-    sp = (keys.sequence_parallel == 1).astype(float)
-    recomputed = FULL if place == "layer" else NEVER
-    rows: tuple[tuple[Collective, Phase, FloatArray], ...] = (
-        ("all_gather", "forward", sp),
-        ("reduce_scatter", "backward_input", sp),
-        ("all_gather", "backward_weight", sp),
-        ("all_reduce", "backward_input", 1 - sp),
+    sp = (low.keys.sequence_parallel == 1).astype(float)
+    low.tp_collectives(
+        f"{name} input",
+        place,
+        (
+            ("all_gather", "forward", sp),
+            ("reduce_scatter", "backward_input", sp),
+            ("all_gather", "backward_weight", sp),
+            ("all_reduce", "backward_input", 1 - sp),
+        ),
+        asynchronous=place == "layer",
     )
-    for kind, phase, count in rows:
-        low.collective(
-            f"{name} input",
-            place,
-            kind,
-            stream="tp",
-            phase=phase,
-            size=size,
-            group=keys.tp,
-            inside=inside,
-            count=count,
-            recomputed=recomputed if phase == "forward" else NEVER,
-            asynchronous=phase != "forward" and place == "layer",
-        )
 
 
-def _tp_leave(low: _Lowering, name: str, place: Place) -> None:
+def _tp_leave(low: Lowering, name: str, place: Place) -> None:
     """Out of a row-parallel GEMM: partial sums are reduced, or scattered along the sequence."""
-    keys = low.keys
-    inside = ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain)
-    size = low.tokens * low.model.hidden * low.element
-    sp = (keys.sequence_parallel == 1).astype(float)
-    recomputed = FULL if place == "layer" else NEVER
-    rows: tuple[tuple[Collective, Phase, FloatArray], ...] = (
-        ("reduce_scatter", "forward", sp),
-        ("all_gather", "backward_input", sp),
-        ("all_reduce", "forward", 1 - sp),
+    sp = (low.keys.sequence_parallel == 1).astype(float)
+    low.tp_collectives(
+        f"{name} output",
+        place,
+        (
+            ("reduce_scatter", "forward", sp),
+            ("all_gather", "backward_input", sp),
+            ("all_reduce", "forward", 1 - sp),
+        ),
     )
-    for kind, phase, count in rows:
-        low.collective(
-            f"{name} output",
-            place,
-            kind,
-            stream="tp",
-            phase=phase,
-            size=size,
-            group=keys.tp,
-            inside=inside,
-            count=count,
-            recomputed=recomputed if phase == "forward" else NEVER,
-        )
 
 
-def _layer_extras(low: _Lowering) -> None:
+def _layer_extras(low: Lowering) -> None:
     """fp8 casts of GEMM inputs, and the read and write of fp32 main gradients."""
     model, tp = low.model, low.keys.tp
     if low.workload.precision == "fp8":
@@ -452,10 +263,10 @@ def _layer_extras(low: _Lowering) -> None:
         )
 
 
-def _gather_weights(low: _Lowering, place: Place, parameters: float, *, tp_divides: bool) -> None:
+def _gather_weights(low: Lowering, place: Place, parameters: int) -> None:
     """zero=3: gather weights before forward and backward, scatter gradients after it."""
     keys = low.keys
-    sharded = parameters / (keys.tp if tp_divides else 1)
+    sharded = parameters / keys.tp
     gradient = min(low.stack.gradient_bytes, 4.0) if low.element == 2 else 4.0
     inside = np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
     rows: tuple[tuple[str, Collective, Phase, float], ...] = (
@@ -476,47 +287,25 @@ def _gather_weights(low: _Lowering, place: Place, parameters: float, *, tp_divid
         )
 
 
-class Mesh(Protocol):
-    """What places a plan's groups on ranks: columns of :class:`Keys` and of ``Plans``."""
-
-    @property
-    def dp(self) -> IntArray: ...
-    @property
-    def tp(self) -> IntArray: ...
-    @property
-    def cp(self) -> IntArray: ...
-    @property
-    def pp(self) -> IntArray: ...
-    @property
-    def order(self) -> IntArray: ...
-
-
-def dp_ranks_inside(mesh: Mesh, cluster: Cluster) -> FloatArray:
-    """Ranks of the data-parallel group (dp x cp) inside one scale-up domain."""
-    domain = cluster.scale_up_domain
-    cp_inside = ranks_inside(mesh.cp, mesh.tp, domain)
-    stride = mesh.tp * mesh.cp * np.where(mesh.order == DP_BEFORE_PP, 1, mesh.pp)
-    return cp_inside * ranks_inside(mesh.dp, stride, domain)
-
-
-def _embedding(low: _Lowering) -> None:
+def _embedding(low: Lowering) -> None:
     """Token lookup, vocabulary-parallel over tp: partial rows are summed like a GEMM's output."""
     row = low.split * low.model.hidden * low.element
     learned = 1.0 if low.model.positions == "learned" else 0.0
     low.memory("embedding", "embedding", forward=(2 + 2 * learned) * row, backward=3 * row)
     _tp_leave(low, "embedding", "embedding")
-    _gather_weights(low, "embedding", float(low.model.embedding_parameters), tp_divides=True)
+    _gather_weights(low, "embedding", low.model.embedding_parameters)
 
 
-def padded_vocab(model: Transformer, tp: IntArray) -> FloatArray:
+def vocab_rows(model: Transformer, tp: IntArray) -> FloatArray:
     """Vocabulary rows per tensor-parallel rank, rounded up so that every rank has as many."""
-    return np.ceil(model.vocab / tp)
+    rows: FloatArray = np.ceil(model.vocab / tp)
+    return rows
 
 
-def _head(low: _Lowering) -> None:
+def _head(low: Lowering) -> None:
     """Final norm, logits and loss of the last stage."""
     model, tokens, keys = low.model, low.tokens, low.keys
-    vocab = padded_vocab(model, keys.tp)
+    vocab = vocab_rows(model, keys.tp)
     _norm(low, "final norm", "head")
     _tp_enter(low, "logits", "head")
     low.gemm("logits", "head", m=tokens, n=vocab, k=np.full_like(tokens, model.hidden))
@@ -533,14 +322,14 @@ def _head(low: _Lowering) -> None:
             phase="forward",
             size=4.0 * tokens,
             group=keys.tp,
-            inside=ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain),
+            inside=tp_ranks_inside(keys, low.cluster),
             count=3.0,
         )
     if not model.tied:
-        _gather_weights(low, "head", float(model.embedding_parameters), tp_divides=True)
+        _gather_weights(low, "head", model.embedding_parameters)
 
 
-def _boundary(low: _Lowering) -> None:
+def _boundary(low: Lowering) -> None:
     """Activations to the next stage, their gradients to the previous one.
 
     Ranks of a tensor-parallel group that hold the same activations may send a part each and gather
@@ -553,13 +342,13 @@ def _boundary(low: _Lowering) -> None:
         size = size / np.where(whole, keys.tp, 1)
     stride = keys.tp * keys.cp * np.where(keys.order == DP_BEFORE_PP, keys.dp, 1)
     inside = np.where(stride * keys.pp <= low.cluster.scale_up_domain, 2.0, 1.0)
-    for phase in ("forward", "backward_input"):
+    for phase in PASS_PHASES:
         low.collective(
             "boundary",
             "boundary",
             "send_recv",
             stream="pp",
-            phase=phase,  # type: ignore[arg-type]
+            phase=phase,
             size=size,
             group=np.where(keys.pp > 1, 2, 1),
             inside=inside,
@@ -569,10 +358,10 @@ def _boundary(low: _Lowering) -> None:
             "boundary",
             "all_gather",
             stream="pp",
-            phase=phase,  # type: ignore[arg-type]
+            phase=phase,
             size=low.tokens * low.model.hidden * low.element,
             group=np.where(keys.pp > 1, keys.tp, 1),
-            inside=ranks_inside(keys.tp, np.ones_like(keys.tp), low.cluster.scale_up_domain),
+            inside=tp_ranks_inside(keys, low.cluster),
             count=np.where(whole & low.stack.scattered_boundaries, 1.0, 0.0),
         )
 

@@ -1,0 +1,76 @@
+"""Which plans share a lowered layer, and where their groups lie on the cluster.
+
+Suffixes: U unique keys, P plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.cluster import Cluster
+from estimator.lower.slots import FloatArray, IntArray, ranks_inside, unique_rows
+from estimator.plan import CHOICES, UNSET, Plans
+from estimator.stack import Stack
+
+DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What tells the layers of two plans apart; int64 arrays of shape (U,)."""
+
+    dp: IntArray
+    tp: IntArray
+    cp: IntArray
+    pp: IntArray
+    micro_batch: IntArray
+    sequence_parallel: IntArray
+    shard: IntArray
+    """Ranks that a layer's weights are gathered from (1 unless zero=3)."""
+    order: IntArray
+    overlap_tp: IntArray
+    overlap_p2p: IntArray
+    """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
+
+
+def overlaps(column: IntArray, habit: bool) -> IntArray:
+    """A plan's overlap flag, or the stack's habit where it is unset; shape (P,)."""
+    flags: IntArray = np.where(column == UNSET, int(habit), column)
+    return flags
+
+
+def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
+    """Unique layer keys of the plans, and each plan's key index of shape (P,)."""
+    full = plans.dp * plans.cp
+    shard = np.where(
+        plans.zero == 3, np.where(plans.shard_size == UNSET, full, plans.shard_size), 1
+    )
+    columns = {
+        "dp": plans.dp,
+        "tp": plans.tp,
+        "cp": plans.cp,
+        "pp": plans.pp,
+        "micro_batch": plans.micro_batch,
+        "sequence_parallel": plans.sequence_parallel,
+        "shard": shard,
+        "order": plans.order,
+        "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
+        "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p),
+    }
+    first, index = unique_rows(list(columns.values()))
+    return Keys(**{name: column[first] for name, column in columns.items()}), index
+
+
+def dp_ranks_inside(mesh: Keys | Plans, cluster: Cluster) -> FloatArray:
+    """Ranks of the data-parallel group (dp x cp) inside one scale-up domain."""
+    domain = cluster.scale_up_domain
+    cp_inside = ranks_inside(mesh.cp, mesh.tp, domain)
+    stride = mesh.tp * mesh.cp * np.where(mesh.order == DP_BEFORE_PP, 1, mesh.pp)
+    return cp_inside * ranks_inside(mesh.dp, stride, domain)
+
+
+def tp_ranks_inside(keys: Keys, cluster: Cluster) -> FloatArray:
+    """Ranks of a tensor-parallel group, the innermost axis, inside one scale-up domain."""
+    return ranks_inside(keys.tp, np.ones_like(keys.tp), cluster.scale_up_domain)

@@ -1,0 +1,164 @@
+"""What the lowering of a model writes with: GEMMs, element-wise kernels and collectives as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.cluster import Cluster
+from estimator.lower.keys import Keys, tp_ranks_inside
+from estimator.lower.slots import (
+    FULL,
+    NEVER,
+    Builder,
+    Collective,
+    FloatArray,
+    IntArray,
+    Phase,
+    Place,
+    Slot,
+    Stream,
+)
+from estimator.model import Transformer
+from estimator.stack import Stack
+from estimator.workload import Workload
+
+BACKWARD: tuple[Phase, Phase] = ("backward_input", "backward_weight")
+MATRIX_PHASES: tuple[Phase, ...] = ("forward", *BACKWARD)
+PASS_PHASES: tuple[Phase, ...] = ("forward", "backward_input")
+
+
+@dataclass(slots=True)
+class Lowering:
+    """The builder with the sizes that most slots need."""
+
+    model: Transformer
+    workload: Workload
+    stack: Stack
+    cluster: Cluster
+    keys: Keys
+    rows: Builder
+    element: float
+    """Bytes of an activation."""
+    tokens: FloatArray
+    """Tokens of a rank."""
+    split: FloatArray
+    """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
+
+    def gemm(
+        self,
+        name: str,
+        place: Place,
+        *,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        batch: FloatArray | float = 1.0,
+        recomputed: frozenset[str] = FULL,
+        weights: bool = True,
+        column_parallel: bool = False,
+    ) -> None:
+        """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs.
+
+        ``batch`` products of one shape are one launch.
+        """
+        shapes = ((m, n, k), (m, k, n), (k, n, m))
+        for (rows, columns, inner), phase in zip(shapes, MATRIX_PHASES, strict=True):
+            self.rows.add(
+                Slot(
+                    name=name,
+                    kind="gemm",
+                    place=place,
+                    phase=phase,
+                    recomputed_by=recomputed if phase == "forward" else NEVER,
+                    low_precision=weights and place == "layer",
+                    shields=column_parallel and phase != "forward",
+                ),
+                flops=2 * batch * rows * columns * inner,
+                bytes=self.element * batch * (rows * inner + inner * columns + rows * columns),
+                m=rows,
+                n=columns,
+                k=inner,
+            )
+
+    def memory(
+        self,
+        name: str,
+        place: Place,
+        *,
+        forward: FloatArray | float,
+        backward: FloatArray | float,
+        recomputed: frozenset[str] = FULL,
+    ) -> None:
+        """An element-wise kernel by the bytes that it moves, forward and backward."""
+        for phase, moved in zip(PASS_PHASES, (forward, backward), strict=True):
+            self.rows.add(
+                Slot(
+                    name=name,
+                    kind="memory",
+                    place=place,
+                    phase=phase,
+                    recomputed_by=recomputed if phase == "forward" else NEVER,
+                ),
+                bytes=moved,
+            )
+
+    def collective(
+        self,
+        name: str,
+        place: Place,
+        kind: Collective,
+        *,
+        stream: Stream,
+        phase: Phase,
+        size: FloatArray,
+        group: IntArray,
+        inside: FloatArray,
+        count: FloatArray | float = 1.0,
+        recomputed: frozenset[str] = NEVER,
+        asynchronous: bool = False,
+    ) -> None:
+        """A collective over ``group`` ranks on a buffer of ``size`` bytes; none for one rank."""
+        self.rows.add(
+            Slot(
+                name=name,
+                kind="collective",
+                place=place,
+                phase=phase,
+                stream=stream,
+                collective=kind,
+                recomputed_by=recomputed if phase == "forward" else NEVER,
+                asynchronous=asynchronous,
+            ),
+            count=np.asarray(count * (group > 1), dtype=np.float64),
+            bytes=size,
+            group=group,
+            inside=inside,
+        )
+
+    def tp_collectives(
+        self,
+        name: str,
+        place: Place,
+        rows: Sequence[tuple[Collective, Phase, FloatArray]],
+        *,
+        asynchronous: bool = False,
+    ) -> None:
+        """Tensor-parallel collectives on a rank's whole activations, each with its count."""
+        keys = self.keys
+        for kind, phase, count in rows:
+            self.collective(
+                name,
+                place,
+                kind,
+                stream="tp",
+                phase=phase,
+                size=self.tokens * self.model.hidden * self.element,
+                group=keys.tp,
+                inside=tp_ranks_inside(keys, self.cluster),
+                count=count,
+                recomputed=FULL if place == "layer" else NEVER,
+                asynchronous=asynchronous and phase != "forward",
+            )
