@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from estimator import Estimate, Plan, Plans, Workload, estimate
 from estimator.catalog import load_cluster, load_model, load_stack
+from tests.acceptance.extracts import rows
 
-RUNS = Path(__file__).parents[1] / "data" / "korthikanti2022" / "runs.csv"
-ROWS = list(csv.DictReader(RUNS.open()))
+ROWS = rows("korthikanti2022")
 
 
 def predict(row: dict[str, str]) -> Estimate:
