@@ -8,7 +8,7 @@ from pathlib import Path
 DATA = Path(__file__).parents[1] / "data"
 
 
-def rows(name: str) -> list[dict[str, str]]:
-    """Rows of ``tests/data/NAME/runs.csv``; its SOURCE.md says where they come from."""
-    with (DATA / name / "runs.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def rows(name: str, file: str = "runs.csv") -> list[dict[str, str]]:
+    """Rows of ``tests/data/NAME/FILE``; its SOURCE.md says where they come from."""
+    with (DATA / name / file).open(encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
