@@ -58,11 +58,12 @@ class Lowering:
         batch: FloatArray | float = 1.0,
         recomputed: frozenset[str] = FULL,
         weights: bool = True,
+        frozen: bool = False,
         column_parallel: bool = False,
     ) -> None:
         """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs.
 
-        ``batch`` products of one shape are one launch.
+        ``batch`` products of one shape are one launch. Frozen weights need no gradient.
         """
         shapes = ((m, n, k), (m, k, n), (k, n, m))
         for (rows, columns, inner), phase in zip(shapes, MATRIX_PHASES, strict=True):
@@ -76,6 +77,7 @@ class Lowering:
                     low_precision=weights and place == "layer",
                     shields=column_parallel and phase != "forward",
                 ),
+                count=0.0 if frozen and phase == "backward_weight" else 1.0,
                 flops=2 * batch * rows * columns * inner,
                 bytes=self.element * batch * (rows * inner + inner * columns + rows * columns),
                 m=rows,
