@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.cluster import Cluster
-from estimator.lower.keys import Keys, tp_ranks_inside
+from estimator.lower.keys import Keys
 from estimator.lower.slots import (
     FULL,
     NEVER,
@@ -46,6 +46,8 @@ class Lowering:
     """Tokens of a rank."""
     split: FloatArray
     """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
+    tp_inside: FloatArray
+    """Ranks of a tensor-parallel group inside one scale-up domain."""
 
     def gemm(
         self,
@@ -159,7 +161,7 @@ class Lowering:
                 phase=phase,
                 size=self.tokens * self.model.hidden * self.element,
                 group=keys.tp,
-                inside=tp_ranks_inside(keys, self.cluster),
+                inside=self.tp_inside,
                 count=count,
                 recomputed=FULL if place == "layer" else NEVER,
                 asynchronous=asynchronous and phase != "forward",

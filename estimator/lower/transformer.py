@@ -51,6 +51,7 @@ def lower_layers(
         element=float(workload.activation_bytes),
         tokens=tokens,
         split=split,
+        tp_inside=tp_ranks_inside(keys, cluster),
     )
     _attention_block(low)
     _mlp_block(low)
@@ -349,7 +350,7 @@ def _head(low: Lowering) -> None:
             phase="forward",
             size=4.0 * tokens,
             group=keys.tp,
-            inside=tp_ranks_inside(keys, low.cluster),
+            inside=low.tp_inside,
             count=3.0,
         )
     if not model.tied:
@@ -388,7 +389,7 @@ def _boundary(low: Lowering) -> None:
             phase=phase,
             size=low.tokens * low.model.hidden * low.element,
             group=np.where(keys.pp > 1, keys.tp, 1),
-            inside=tp_ranks_inside(keys, low.cluster),
+            inside=low.tp_inside,
             count=np.where(whole & low.stack.scattered_boundaries, 1.0, 0.0),
         )
 
