@@ -59,7 +59,12 @@ class _Sums:
     """Sums of priced slots by where, when and on which stream they run."""
 
     def __init__(self, ops: Columns, seconds: FloatArray) -> None:
-        self.ops, self.seconds = ops, seconds
+        self.none = np.zeros(seconds.shape[1])
+        self.totals: dict[tuple[Place, Stream, Phase, str | None], FloatArray] = {}
+        for slot, row in zip(ops.slots, seconds, strict=True):
+            for kind in (None, *slot.recomputed_by):
+                key = (slot.place, slot.stream, slot.phase, kind)
+                self.totals[key] = self.totals.get(key, self.none) + row
 
     def __call__(
         self,
@@ -68,15 +73,9 @@ class _Sums:
         phases: tuple[Phase, ...],
         recomputed_by: str | None = None,
     ) -> FloatArray:
-        rows = [
-            i
-            for i, slot in enumerate(self.ops.slots)
-            if slot.place == place
-            and slot.stream == stream
-            and slot.phase in phases
-            and (recomputed_by is None or recomputed_by in slot.recomputed_by)
-        ]
-        total: FloatArray = self.seconds[rows].sum(axis=0)
+        total = self.none
+        for phase in phases:
+            total = total + self.totals.get((place, stream, phase, recomputed_by), self.none)
         return total
 
 
@@ -88,12 +87,14 @@ def layer_seconds(
     train = workload.mode == "train"
     forward_phase: tuple[Phase, ...] = ("forward",)
     overlap = keys.overlap_tp
+    nothing = np.zeros(ops.bytes.shape[1])
 
     def run(place: Place, phases: tuple[Phase, ...], floor: float) -> Pass:
         return _pass(
             compute=sums(place, "compute", phases),
             tp=sums(place, "tp", phases),
-            tp_beside=0.0,
+            tp_loose=nothing,
+            tp_window=nothing,
             cp=sums(place, "cp", phases),
             attention=sums(place, "compute", phases, "selective"),
             gather=sums(place, "dp", phases),
@@ -102,7 +103,7 @@ def layer_seconds(
             stack=stack,
         )
 
-    beside = _asynchronous(ops, seconds) if stack.async_tp_backward else 0.0
+    loose, window = _asynchronous(ops, seconds)
     backwards, again = [], []
     for kind in CHOICES["recompute"]:
         repeated = sums("layer", "compute", forward_phase, kind)
@@ -110,7 +111,8 @@ def layer_seconds(
             _pass(
                 compute=sums("layer", "compute", BACKWARD) + repeated,
                 tp=sums("layer", "tp", BACKWARD) + sums("layer", "tp", forward_phase, kind),
-                tp_beside=beside,
+                tp_loose=loose * stack.async_tp_backward,
+                tp_window=window,
                 cp=sums("layer", "cp", BACKWARD) + sums("layer", "cp", forward_phase, kind),
                 attention=_attention_backward(ops, seconds)
                 + sums("layer", "compute", forward_phase, "selective") * (kind != "none"),
@@ -160,19 +162,19 @@ def _attention_backward(ops: Columns, seconds: FloatArray) -> FloatArray:
     return total
 
 
-def _asynchronous(ops: Columns, seconds: FloatArray) -> FloatArray:
-    """Seconds of backward's collectives that the GEMMs of their own layer hide, shape (U,)."""
-    rows = [i for i, slot in enumerate(ops.slots) if slot.asynchronous]
+def _asynchronous(ops: Columns, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Backward's collectives beside their own layer's GEMMs, and those GEMMs; both (U,)."""
+    loose = [i for i, slot in enumerate(ops.slots) if slot.asynchronous]
     shields = [i for i, slot in enumerate(ops.slots) if slot.shields]
-    hidden: FloatArray = np.minimum(seconds[rows].sum(axis=0), seconds[shields].sum(axis=0))
-    return hidden
+    return seconds[loose].sum(axis=0), seconds[shields].sum(axis=0)
 
 
 def _pass(
     *,
     compute: FloatArray,
     tp: FloatArray,
-    tp_beside: FloatArray | float,
+    tp_loose: FloatArray,
+    tp_window: FloatArray,
     cp: FloatArray,
     attention: FloatArray,
     gather: FloatArray,
@@ -180,9 +182,13 @@ def _pass(
     overlap_tp: NDArray[np.int64],
     stack: Stack,
 ) -> Pass:
-    """One pass: launches under a floor, collectives partly hidden, weights gathered beside."""
+    """One pass: launches under a floor, collectives partly hidden, weights gathered beside.
+
+    Tensor-parallel collectives beside GEMMs also fill the time in which launches hold kernels up.
+    """
     host = (compute**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - compute
-    tp_exposed = (tp - tp_beside) * (1 - stack.hidden_tp * overlap_tp)
+    tp_bound = tp - np.minimum(tp_loose, tp_window + host)
+    tp_exposed = tp_bound * (1 - stack.hidden_tp * overlap_tp)
     cp_exposed = np.maximum(stack.exposed_cp * cp, cp - stack.hiding_cp * attention)
     busy = compute + host + tp_exposed + cp_exposed
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)

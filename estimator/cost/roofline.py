@@ -9,11 +9,10 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-import yaml
 
 from estimator.cluster import Cluster, Device
-from estimator.cost.collectives import linear_seconds
-from estimator.lower.slots import Collective, Columns, FloatArray
+from estimator.cost.collectives import ROUNDS, linear_seconds
+from estimator.lower.slots import Columns, FloatArray
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -80,10 +79,16 @@ class Roofline:
         rows = ops.rows("memory")
         bandwidth = device.bandwidth * self.memory_bandwidth
         seconds[rows] = ops.bytes[rows] / bandwidth + self.memory_overhead
-        for i in ops.rows("collective"):
-            kind = ops.slots[i].collective
-            assert kind is not None
-            seconds[i] = _collective(kind, ops, i, cluster)
+        for kind in ROUNDS:
+            rows = ops.collectives(kind)
+            if len(rows):
+                seconds[rows] = linear_seconds(
+                    kind,
+                    ops.bytes[rows],
+                    np.maximum(ops.group[rows], 1),
+                    np.maximum(ops.inside[rows], 1),
+                    cluster,
+                )
         return seconds * ops.count
 
     def kernel(self, name: str, device: Device) -> AttentionKernel:
@@ -103,11 +108,6 @@ class Roofline:
         return np.maximum(compute, moved / bandwidth) + self.gemm_overhead
 
 
-def _collective(kind: Collective, ops: Columns, i: int, cluster: Cluster) -> FloatArray:
-    group = np.maximum(ops.group[i], 1)
-    return linear_seconds(kind, ops.bytes[i], group, np.maximum(ops.inside[i], 1), cluster)
-
-
 def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:
     """The dtype that a GEMM runs in: fp8 only where weights are cast, bf16 elsewhere."""
     if workload.precision == "fp8" and not low_precision:
@@ -117,6 +117,8 @@ def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:
 
 @cache
 def _table() -> dict[str, Any]:
+    import yaml  # only where a price is asked for: importing the estimator stays light
+
     text = resources.files("estimator.cost").joinpath("data", "roofline.yaml").read_text("utf-8")
     loaded: dict[str, Any] = yaml.safe_load(text)
     return loaded
