@@ -100,6 +100,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         sequence_parallel=False,
         attention="eager",
         half="fp16",
+        dropout=True,
     ),
     # The fork of the zero-bubble papers (2023), with flash attention.
     Convention(

@@ -16,7 +16,9 @@ from estimator.cluster import Cluster, Device
 from estimator.estimate import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, Estimate
 from estimator.model import Transformer
 from estimator.stack import Stack
+from search.accuracy import Validation
 from search.study import Recommendation
+from search.validate import Scored
 from search.versions import versions
 from spaces import Problem
 
@@ -24,8 +26,10 @@ RECOMMENDATION = "trainplan.recommendation.v1"
 CATALOG = "trainplan.catalog.v1"
 ESTIMATE = "trainplan.estimate.v1"
 EXPLANATION = "trainplan.explanation.v1"
+VALIDATION = "trainplan.validation.v1"
 
 _NUMBER = (int, float)
+_MAYBE = (int, float, type(None))
 PLAN_COSTS: dict[str, Any] = {
     "plan": dict,
     "step_seconds": _NUMBER,
@@ -71,6 +75,43 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     ESTIMATE: {"schema": str, "problem": _PROBLEM, "fits": bool, **PLAN_COSTS, "versions": dict},
     EXPLANATION: {"schema": str, "plans": [{"schema": str, "fits": bool, **PLAN_COSTS}]},
+    VALIDATION: {
+        "schema": str,
+        "rows": [
+            {
+                "row_id": (str, type(None)),
+                "measured_seconds": _MAYBE,
+                "predicted_seconds": _NUMBER,
+                "low_seconds": _NUMBER,
+                "high_seconds": _NUMBER,
+                "measured_bytes": _MAYBE,
+                "predicted_bytes": _NUMBER,
+                "oom": (bool, type(None)),
+                "predicted_fits": bool,
+                "time": dict,
+                "plan": dict,
+                "assumed": dict,
+            }
+        ],
+        "unmapped": [{"row_id": (str, type(None)), "reason": str}],
+        "groups": [
+            {"by": str, "key": str, "rows": int, "mapped": int}
+            | dict.fromkeys(("mape", "median", "p90", "bias", "noise"), _MAYBE)
+        ],
+        "choices": [
+            {
+                "choice_group": str,
+                "plans": int,
+                "concordance": _MAYBE,
+                "regret": _NUMBER,
+                "regret_random": _NUMBER,
+                "regret_rule_of_thumb": _NUMBER,
+            }
+        ],
+        "memory": {"kinds": list, "oom": dict},
+        "interval": {"coverage": _MAYBE, "width": _MAYBE},
+        "versions": dict,
+    },
     CATALOG: {
         "schema": str,
         "models": [{"name": str, "parameters": int, "active_parameters": int}],
@@ -158,6 +199,48 @@ def estimate(problem: Problem, cost: str, value: Estimate, limit: str) -> dict[s
 def explanation(estimates: list[dict[str, Any]]) -> dict[str, Any]:
     """The document ``trainplan.explanation.v1``: one plan, or two to compare."""
     return {"schema": EXPLANATION, "plans": estimates}
+
+
+def validation(report: Validation) -> dict[str, Any]:
+    """The document ``trainplan.validation.v1``."""
+    every = report.overall
+    return {
+        "schema": VALIDATION,
+        "rows": [_scored(row) for row in report.rows if row.predicted is not None],
+        "unmapped": [
+            {"row_id": row.run.row_id, "reason": row.reason}
+            for row in report.rows
+            if row.reason is not None
+        ],
+        "groups": [plain(group) for group in (every, *report.groups)],
+        "choices": [plain(choice) for choice in report.choices],
+        "memory": {
+            "kinds": [plain(kind) for kind in report.memory],
+            "oom": plain(report.oom)
+            | {"precision": report.oom.precision, "recall": report.oom.recall},
+        },
+        "interval": {"coverage": every.coverage, "width": every.width},
+        "versions": versions(),
+    }
+
+
+def _scored(row: Scored) -> dict[str, Any]:
+    value, mapped = row.predicted, row.mapped
+    assert value is not None and mapped is not None
+    return {
+        "row_id": row.run.row_id,
+        "measured_seconds": row.seconds,
+        "predicted_seconds": value.step_seconds,
+        "low_seconds": value.low_seconds,
+        "high_seconds": value.high_seconds,
+        "measured_bytes": row.bytes,
+        "predicted_bytes": row.predicted_bytes,
+        "oom": row.run.oom,
+        "predicted_fits": value.fits,
+        "time": dict(value.time),
+        "plan": mapped.plan.to_dict(),
+        "assumed": dict(mapped.assumed),
+    }
 
 
 def catalog(

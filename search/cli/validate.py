@@ -1,0 +1,58 @@
+"""``trainplan validate``: measured runs against predictions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from search.cli import options
+
+
+def validate(
+    runs: Annotated[str, typer.Argument(help="A CSV, one measured run per row.")],
+    role: Annotated[
+        str | None, typer.Option("--role", help="Only rows of this role, for example test.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", help="Group errors by source, gpu, framework, precision, ...")
+    ] = "source",
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="Use this framework for every row, by name or YAML file."),
+    ] = None,
+    cost: options.CostName = "analytic",
+    log: Annotated[
+        str | None,
+        typer.Option("--log", help="Append the score to this file; needs a clean commit."),
+    ] = None,
+    json: options.JsonFile = None,
+) -> int:
+    """Score predictions on measured runs: errors, choices of a plan, memory, intervals.
+
+    A file needs few columns: model (or layers, hidden, heads), gpu, n_gpus, global_batch, seq_len
+    and iter_time_s; tp, pp, micro_batch and the rest where they are not 1 or the usual.
+    """
+    from estimator.catalog import load_stack
+    from estimator.runs import read_runs
+    from search import contracts, ledger
+    from search.accuracy import validation
+    from search.report.validation import validation_text
+    from search.validate import score
+
+    file = read_runs(runs)
+    used = load_stack(stack) if stack else None
+    if log:
+        ledger.commit()
+    rows = score(file.runs, role=role, stack=used, cost=cost)
+    if not rows:
+        roles = sorted({run.role for run in file.runs if run.role})
+        raise ValueError(f"no row has role {role!r}; the file has {', '.join(roles) or 'no roles'}")
+    report = validation(rows, [name.strip() for name in by.split(",") if name.strip()])
+    if json:
+        contracts.write(contracts.validation(report), json)
+    if json != "-":
+        validation_text(file, report)
+    if log:
+        ledger.append(report, log)
+    return 0
