@@ -88,6 +88,7 @@ def recommend(
     stack: Stack,
     space: TransformerSpace | None = None,
     strategy: Strategy | None = None,
+    cost: str = "analytic",
     pricing: Pricing | None = None,
     top: int = 10,
     progress: Progress | None = None,
@@ -101,7 +102,8 @@ def recommend(
         stack: The framework that will run it.
         space: Legal plans; by default all of the problem, without constraints.
         strategy: In which order they are visited; by default every one.
-        pricing: The cost model; by default the analytic one.
+        cost: Name of the cost model.
+        pricing: Where costs come from, instead of a cost model by name.
         top: How many plans to rank.
         progress: Told how far the search is.
 
@@ -111,7 +113,7 @@ def recommend(
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
     space = space or TransformerSpace.build(model, workload, cluster, stack)
-    pricing = pricing or Pricing()
+    pricing = pricing or Pricing(cost=cost)
     problem = space.problem
     if not space.legal:
         raise ValueError(space.why_empty())

@@ -21,6 +21,8 @@ def estimate(
     attention: options.AttentionName = "flash",
     optimizer: options.OptimizerName = "adam",
     mode: options.ModeName = "train",
+    dropout: options.Dropout = False,
+    lora_rank: options.LoraRank = None,
     tokens: options.Tokens = None,
     stack: options.StackName = "megatron",
     cost: options.CostName = "analytic",
@@ -40,6 +42,8 @@ def estimate(
         attention=attention,
         optimizer=optimizer,
         mode=mode,
+        dropout=dropout,
+        lora_rank=lora_rank,
         tokens=tokens,
     )
     from search import contracts

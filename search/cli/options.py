@@ -23,6 +23,10 @@ Sequence = Annotated[int, typer.Option("--seq", help="Tokens per sequence.")]
 PrecisionName = Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16, bf16 or fp8.")]
 AttentionName = Annotated[str, typer.Option("--attention", help="flash or eager.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adam, sgd or sgd-momentum.")]
+Dropout = Annotated[bool, typer.Option("--dropout", help="Dropout runs.")]
+LoraRank = Annotated[
+    int | None, typer.Option("--lora-rank", help="Train adapters of this rank, freeze the rest.")
+]
 Tokens = Annotated[
     float | None, typer.Option("--tokens", help="Token budget of the run, for days and dollars.")
 ]
@@ -45,6 +49,8 @@ def load_problem(
     attention: str,
     optimizer: str,
     mode: str,
+    dropout: bool,
+    lora_rank: int | None,
     tokens: float | None,
 ) -> Problem:
     """The problem that the options describe; ``ValueError`` in one line for a bad one."""
@@ -69,7 +75,9 @@ def load_problem(
         attention=attention,  # type: ignore[arg-type]
         optimizer=optimizer,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
+        dropout=dropout,
         token_budget=tokens,
+        lora_rank=lora_rank,
     )
     problem = Problem(load_model(model), workload, load_cluster(cluster), load_stack(stack))
     check_problem(problem.model, workload, problem.cluster, problem.stack)

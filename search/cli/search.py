@@ -25,6 +25,8 @@ def search(
     attention: options.AttentionName = "flash",
     optimizer: options.OptimizerName = "adam",
     mode: options.ModeName = "train",
+    dropout: options.Dropout = False,
+    lora_rank: options.LoraRank = None,
     tokens: options.Tokens = None,
     stack: options.StackName = "megatron",
     cost: options.CostName = "analytic",
@@ -59,6 +61,8 @@ def search(
         attention=attention,
         optimizer=optimizer,
         mode=mode,
+        dropout=dropout,
+        lora_rank=lora_rank,
         tokens=tokens,
     )
     from search import contracts

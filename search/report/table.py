@@ -121,10 +121,11 @@ def _ties(out: Console, rows: Sequence[Ranked]) -> None:
     if len(tied) == 1:
         return
     least = min(tied, key=lambda row: (row.estimate.peak_bytes, row.rank))
+    need = f"needs the least memory ({gib(least.estimate.peak_bytes)} GiB)"
     say(
         out,
-        f"\n#1 to #{tied[-1].rank} tie: their intervals overlap with that of #1. Measure them, or "
-        f"take #{least.rank}, which needs the least memory ({gib(least.estimate.peak_bytes)} GiB).",
+        f"\n#1 to #{tied[-1].rank} tie: their intervals overlap with that of #1. Measure them; "
+        + (f"#1 also {need}." if least.rank == 1 else f"or take #{least.rank}, which {need}."),
     )
 
 

@@ -68,6 +68,16 @@ def test_search_writes_the_contract(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert document(["search", *options], capsys) == read, "the same on standard output"
 
 
+def test_what_is_trained_reaches_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = document(["estimate", *SMALL, *PLAN], capsys)
+    adapters = document(["estimate", *SMALL, *PLAN, "--lora-rank", "16"], capsys)
+    masks = document(["estimate", *SMALL, *PLAN, "--dropout"], capsys)
+    forward = document(["estimate", *SMALL, "--plan", "tp=2", "--mode", "forward"], capsys)
+    assert adapters["memory"]["optimizer"] < 0.1 * whole["memory"]["optimizer"]
+    assert masks["memory"]["activations"] > whole["memory"]["activations"]
+    assert forward["memory"]["optimizer"] == 0 and forward["time"]["optimizer"] == 0
+
+
 def test_search_by_samples_is_seeded(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["search", *SMALL, "--strategy", "optuna", "--trials", "40", "--seed", "5"]
     one, again = document(options, capsys), document(options, capsys)
@@ -194,6 +204,8 @@ BAD: list[tuple[list[str], str]] = [
     (["search", "--attention", "fast"], "must be one of flash, eager"),
     (["search", "--optimizer", "lion"], "must be one of adam"),
     (["search", "--mode", "dream"], "must be one of train, forward"),
+    (["search", "--lora-rank", "0"], "lora_rank=0 must be at least 1"),
+    (["search", "--precision", "fp32"], "use attention eager"),
     (["search", "--cost", "guess"], "unknown cost model 'guess'"),
     (["search", "--strategy", "luck"], "strategy=luck must be"),
     (["search", "--strategy", "optuna", "--trials", "0"], "trials=0"),

@@ -178,3 +178,15 @@ def test_the_smallest_change_is_the_fewest_steps_along_one_axis() -> None:
         assert change in {text for steps, need, text in found if (steps, need) == least}
         compared += 1
     assert compared > 2
+
+
+@pytest.mark.parametrize("block", [97, 4096])
+def test_with_the_real_estimator_too_blocks_leave_no_trace(block: int) -> None:
+    asked = Constraints.parse(most=["mbs=2", "cp=2"])
+    of = space(problem(16, 32), asked)
+    one = search(of, pricing=None, strategy=Exhaustive(of, block), top=200)
+    other = search(of, pricing=None, top=200)
+    assert one == other
+    seconds = [row.estimate.step_seconds for row in one.ranked]
+    assert seconds == sorted(seconds)
+    assert len({str(row.estimate.plan) for row in one.ranked}) == len(seconds) == 200
