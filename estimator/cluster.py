@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["cpu", "volta", "ampere", "hopper", "blackwell"]
+Architecture = Literal["cpu", "volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cdna4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ def roofline(device: Device) -> Roofline:
     constants = ("efficiency", "half_length", "small_head", "backward_over_forward")
     return Roofline(
         name="analytic",
-        origin="analytic",
+        origin="analytic" if device.name in table["measured"] else "extrapolated",
         gemm_efficiency=gemm["efficiency"],
         saturation_flops=gemm["saturation_flops"],
         gemm_overhead=gemm["overhead_seconds"],

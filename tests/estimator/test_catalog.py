@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from estimator.catalog import __file__ as catalog_file
 from estimator.catalog import (
@@ -21,8 +22,11 @@ from estimator.catalog import (
     stack_yaml,
 )
 from estimator.catalog.reading import read_mapping
+from estimator.cost import __file__ as cost_file
+from estimator.cost.roofline import roofline
 
 CATALOG = Path(catalog_file).parent
+ROOFLINE = Path(cost_file).parent / "data" / "roofline.yaml"
 
 EXACT = {
     "gpt2-xl": 1_557_611_200,
@@ -78,6 +82,19 @@ def test_every_entry_loads_under_its_own_name_and_has_a_source(kind):
         ("h100-sxm", 989.4e12, 989.4e12, 66.9e12, 3352e9, 80e9),
         ("h200", 989.4e12, 989.4e12, 66.9e12, 4800e9, 141e9),
         ("b200", 2250e12, 2250e12, 75e12, 8000e9, 180e9),
+        ("v100-sxm-16gb", None, 125e12, 15.7e12, 900e9, 16e9),
+        ("a100-sxm-40gb", 312e12, 312e12, 19.5e12, 1555e9, 40e9),
+        ("h100-sxm-96gb", 989.4e12, 989.4e12, 66.9e12, 2400e9, 96e9),
+        ("h200-nvl", 1671e12 / 2, 1671e12 / 2, 60e12, 4800e9, 141e9),
+        ("gh200-96gb", 989.4e12, 989.4e12, 66.9e12, 4000e9, 96e9),
+        ("b300", 36e15 / 2 / 8, 36e15 / 2 / 8, 0.6e15 / 8, 8000e9, 270e9),
+        ("gb200", 360e15 / 2 / 72, 360e15 / 2 / 72, 5.76e15 / 72, 576e12 / 72, 186e9),
+        ("gb300", 360e15 / 2 / 72, 360e15 / 2 / 72, 5.76e15 / 72, 576e12 / 72, 288e9),
+        ("l40s", 366.4e12, 366.4e12, 91.6e12, 864e9, 48e9),
+        ("mi300x", 1307.4e12, 1307.4e12, 163.4e12, 5325e9, 192e9),
+        ("mi325x", 1307.4e12, 1307.4e12, 163.4e12, 6000e9, 256e9),
+        ("mi350x", 2306.9e12, 2306.9e12, 144.2e12, 8000e9, 288e9),
+        ("mi355x", 2516.6e12, 2516.6e12, 157.3e12, 8000e9, 288e9),
         ("cpu", 60 * 1.9e9 * 2048, None, 60 * 1.9e9 * 64, 8 * 4.8e9 * 8, 512e9),
     ],
 )
@@ -98,6 +115,19 @@ def test_data_sheets_by_hand(name, bf16, fp16, fp32, bandwidth, memory):
         ("h100-sxm", 494.7e12, 1978.9e12, 132, 50 * 2**20, 700),
         ("h200", 494.7e12, 1978.9e12, 132, 50 * 2**20, 700),
         ("b200", 1125e12, 4500e12, 148, 126 * 2**20, 1000),
+        ("v100-sxm-16gb", None, None, 80, 6 * 2**20, 300),
+        ("a100-sxm-40gb", 156e12, None, 108, 40 * 2**20, 400),
+        ("h100-sxm-96gb", 494.7e12, 1978.9e12, 132, 50 * 2**20, 500),
+        ("h200-nvl", 1671e12 / 4, 1671e12, 132, 50 * 2**20, 600),
+        ("gh200-96gb", 494.7e12, 1978.9e12, 132, 50 * 2**20, 1000),
+        ("b300", 1125e12, 4500e12, 148, 126 * 2**20, 1100),
+        ("gb200", 1250e12, 5000e12, 152, 126 * 2**20, 1200),
+        ("gb300", 1250e12, 5000e12, 152, 126 * 2**20, 1400),
+        ("l40s", 183.2e12, 732.8e12, 142, 96 * 2**20, 350),
+        ("mi300x", 653.7e12, 2614.9e12, 304, 256 * 2**20, 750),
+        ("mi325x", 653.7e12, 2614.9e12, 304, 256 * 2**20, 1000),
+        ("mi350x", None, 4613.7e12, 256, 256 * 2**20, 1000),
+        ("mi355x", None, 5033.2e12, 256, 256 * 2**20, 1400),
         ("cpu", None, None, 60, 112.5 * 2**20, 350),
     ],
 )
@@ -106,6 +136,22 @@ def test_rest_of_the_data_sheets_by_hand(name, tf32, fp8, sms, l2, tdp):
     assert device.peaks.get("tf32") == (tf32 and pytest.approx(tf32, rel=1e-9))
     assert device.peaks.get("fp8") == (fp8 and pytest.approx(fp8, rel=1e-9))
     assert (device.sms, device.l2_bytes, device.tdp_watts) == (sms, l2, tdp)
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "hertz", "bf16_per_cycle"),
+    [
+        ("mi300x", 304, 2.1e9, 2048),
+        ("mi325x", 304, 2.1e9, 2048),
+        ("mi350x", 256, 2.2e9, 4096),
+        ("mi355x", 256, 2.4e9, 4096),
+        ("l40s", 142, 2.52e9, 1024),
+    ],
+)
+def test_peaks_are_units_times_clock(name, units, hertz, bf16_per_cycle):
+    device = load_device(name)
+    assert device.sms == units
+    assert device.peaks["bf16"] == pytest.approx(units * hertz * bf16_per_cycle, rel=1e-4)
 
 
 def test_tensor_core_peaks_halve_from_fp8_to_bf16_to_tf32():
@@ -127,6 +173,10 @@ def test_tensor_core_peaks_halve_from_fp8_to_bf16_to_tf32():
         ("infiniband-edr", 4 * 100e9 / 8 / 8),
         ("infiniband-hdr", 200e9 / 8),
         ("infiniband-ndr", 400e9 / 8),
+        ("infiniband-xdr", 800e9 / 8),
+        ("xgmi-mi300", 7 * 64e9),
+        ("xgmi-mi350", 7 * 153.6e9 / 2),
+        ("pcie-gen4", 32e9),
         ("host-memory", 307.2e9 / 2),
     ],
 )
@@ -176,6 +226,14 @@ def test_a_stack_that_extends_another_states_only_what_differs(tmp_path):
         ("dgx-h100", 1, 8, 8, 450e9, 50e9),
         ("dgx-h100:128", 16, 8, 8, 450e9, 50e9),
         ("dgx-a100:1000000", 125_000, 8, 8, 300e9, 25e9),
+        ("gb200:8", 2, 4, 8, 900e9, 50e9),
+        ("gb300:144", 36, 4, 72, 900e9, 100e9),
+        ("h200-nvl:16", 2, 8, 4, 450e9, 50e9),
+        ("gh200-96gb:4", 4, 1, 1, 450e9, 50e9),
+        ("mi355x:16", 2, 8, 8, 537.6e9, 50e9),
+        ("perlmutter:16", 4, 4, 4, 300e9, 25e9),
+        ("vista:8", 8, 1, 1, 450e9, 50e9),
+        ("jean-zay-v100:8", 2, 4, 4, 150e9, 12.5e9),
     ],
 )
 def test_cluster_text(text, nodes, per_node, domain, up, out):
@@ -191,6 +249,55 @@ def test_cluster_text(text, nodes, per_node, domain, up, out):
 @pytest.mark.parametrize("name", [*names("devices"), *names("clusters")])
 def test_every_device_and_cluster_makes_a_node(name):
     assert load_cluster(f"{name}:8").gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "reached"), [("perlmutter", 1.2e9), ("vista", 48e9), ("jean-zay-v100", 5.5e9)]
+)
+def test_networks_of_published_runs_reach_what_was_measured(name, reached):
+    out = load_cluster(name).scale_out
+    assert out is not None
+    assert out.bandwidth * out.efficiency == pytest.approx(reached, rel=0.03)
+
+
+# Kernel efficiencies of what the catalogue holds.
+
+
+@pytest.mark.parametrize("name", names("devices"))
+def test_every_device_has_a_share_for_each_of_its_dtypes(name):
+    device = load_device(name)
+    costs = roofline(device)
+    assert set(device.peaks) <= set(costs.gemm_efficiency)
+    assert all(0 < costs.gemm_efficiency[dtype] < 1 for dtype in device.peaks)
+    assert set(costs.attention) <= {"flash2", "cudnn"}
+
+
+def test_only_devices_with_tables_of_their_own_count_as_analytic():
+    origins = {name: roofline(load_device(name)).origin for name in names("devices")}
+    measured = {name for name, origin in origins.items() if origin == "analytic"}
+    table = yaml.safe_load(ROOFLINE.read_text("utf-8"))
+    assert measured == set(table["measured"])
+    assert set(origins.values()) == {"analytic", "extrapolated"}
+    assert origins["gb300"] == origins["mi300x"] == "extrapolated"
+
+
+def test_constants_of_a_device_are_for_a_device_and_have_a_source():
+    table = yaml.safe_load(ROOFLINE.read_text("utf-8"))
+    assert set(table["devices"]) <= set(names("devices"))
+    for part in [*table["architectures"].values(), *table["devices"].values()]:
+        kernels = [*part.get("attention", {}).values()]
+        blocks = [part[key] for key in ("gemm", "memory") if key in part]
+        assert all(len(block["source"]) > 10 for block in [*kernels, *blocks])
+
+
+def test_power_moves_the_share_of_one_peak():
+    bf16 = {
+        name: roofline(load_device(name)).gemm_efficiency["bf16"]
+        for name in ("h100-sxm-96gb", "h100-sxm", "gb200", "gb300", "mi300x", "mi325x")
+    }
+    assert bf16["h100-sxm-96gb"] == pytest.approx(bf16["h100-sxm"] * 0.67 / 0.70, rel=0.01)
+    assert 1.17 < bf16["gb300"] / bf16["gb200"] < 1.28
+    assert bf16["mi300x"] < bf16["mi325x"]
 
 
 def test_cluster_file_shares_its_nics_between_the_devices_of_a_node(tmp_path):
