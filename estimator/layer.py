@@ -88,12 +88,14 @@ def layer_seconds(
     train = workload.mode == "train"
     forward_phase: tuple[Phase, ...] = ("forward",)
     overlap = keys.overlap_tp
+    nothing = np.zeros(ops.bytes.shape[1])
 
     def run(place: Place, phases: tuple[Phase, ...], floor: float) -> Pass:
         return _pass(
             compute=sums(place, "compute", phases),
             tp=sums(place, "tp", phases),
-            tp_beside=0.0,
+            tp_loose=nothing,
+            tp_window=nothing,
             cp=sums(place, "cp", phases),
             attention=sums(place, "compute", phases, "selective"),
             gather=sums(place, "dp", phases),
@@ -102,7 +104,7 @@ def layer_seconds(
             stack=stack,
         )
 
-    beside = _asynchronous(ops, seconds) if stack.async_tp_backward else 0.0
+    loose, window = _asynchronous(ops, seconds)
     backwards, again = [], []
     for kind in CHOICES["recompute"]:
         repeated = sums("layer", "compute", forward_phase, kind)
@@ -110,7 +112,8 @@ def layer_seconds(
             _pass(
                 compute=sums("layer", "compute", BACKWARD) + repeated,
                 tp=sums("layer", "tp", BACKWARD) + sums("layer", "tp", forward_phase, kind),
-                tp_beside=beside,
+                tp_loose=loose * stack.async_tp_backward,
+                tp_window=window,
                 cp=sums("layer", "cp", BACKWARD) + sums("layer", "cp", forward_phase, kind),
                 attention=_attention_backward(ops, seconds)
                 + sums("layer", "compute", forward_phase, "selective") * (kind != "none"),
@@ -160,19 +163,19 @@ def _attention_backward(ops: Columns, seconds: FloatArray) -> FloatArray:
     return total
 
 
-def _asynchronous(ops: Columns, seconds: FloatArray) -> FloatArray:
-    """Seconds of backward's collectives that the GEMMs of their own layer hide, shape (U,)."""
-    rows = [i for i, slot in enumerate(ops.slots) if slot.asynchronous]
+def _asynchronous(ops: Columns, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Backward's collectives beside their own layer's GEMMs, and those GEMMs; both (U,)."""
+    loose = [i for i, slot in enumerate(ops.slots) if slot.asynchronous]
     shields = [i for i, slot in enumerate(ops.slots) if slot.shields]
-    hidden: FloatArray = np.minimum(seconds[rows].sum(axis=0), seconds[shields].sum(axis=0))
-    return hidden
+    return seconds[loose].sum(axis=0), seconds[shields].sum(axis=0)
 
 
 def _pass(
     *,
     compute: FloatArray,
     tp: FloatArray,
-    tp_beside: FloatArray | float,
+    tp_loose: FloatArray,
+    tp_window: FloatArray,
     cp: FloatArray,
     attention: FloatArray,
     gather: FloatArray,
@@ -180,9 +183,13 @@ def _pass(
     overlap_tp: NDArray[np.int64],
     stack: Stack,
 ) -> Pass:
-    """One pass: launches under a floor, collectives partly hidden, weights gathered beside."""
+    """One pass: launches under a floor, collectives partly hidden, weights gathered beside.
+
+    Tensor-parallel collectives beside GEMMs also fill the time in which launches hold kernels up.
+    """
     host = (compute**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - compute
-    tp_exposed = (tp - tp_beside) * (1 - stack.hidden_tp * overlap_tp)
+    tp_bound = tp - np.minimum(tp_loose, tp_window + host)
+    tp_exposed = tp_bound * (1 - stack.hidden_tp * overlap_tp)
     cp_exposed = np.maximum(stack.exposed_cp * cp, cp - stack.hiding_cp * attention)
     busy = compute + host + tp_exposed + cp_exposed
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from estimator import Estimate, Plan, Plans, Workload, estimate
 from estimator.catalog import load_cluster, load_model, load_stack
+from tests.acceptance.extracts import rows
 
-RUNS = Path(__file__).parents[1] / "data" / "korthikanti2022" / "runs.csv"
-ROWS = list(csv.DictReader(RUNS.open()))
+ROWS = rows("korthikanti2022")
 
 
 def predict(row: dict[str, str]) -> Estimate:
@@ -52,3 +50,32 @@ def test_step_time(row: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
     target = row["recompute"] == "selective" and row["model"] != "megatron-1t"
     limit = 0.12 if target else 0.16
     assert abs(error) < limit
+
+
+@pytest.mark.parametrize("row", rows("korthikanti2022", "layer.csv"), ids=str)
+def test_layer_time(row: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Table 4: one layer's passes, the parts that the step times above are made of."""
+    model = replace(load_model("megatron-22b"), vocab=51200)
+    workload = Workload(
+        global_batch=4, sequence=2048, precision="fp16", attention="eager", dropout=True
+    )
+    plan = Plan.parse(f"tp=8,mbs=4,sp={row['sequence_parallel']},recompute={row['recompute']}")
+    cluster, stack = load_cluster("a100-sxm-80gb:8"), load_stack("megatron")
+
+    def passes(layers: int) -> tuple[float, float]:
+        shown = replace(model, layers=layers)
+        step = estimate(shown, workload, cluster, plan, stack=stack)
+        forward = estimate(shown, replace(workload, mode="forward"), cluster, plan, stack=stack)
+        optimizer = step.time["optimizer"]
+        return forward.step_seconds, step.step_seconds - forward.step_seconds - optimizer
+
+    predicted = [1e3 * (many - few) for few, many in zip(passes(1), passes(2), strict=True)]
+    measured = [float(row["forward_ms"]), float(row["backward_ms"])]
+    errors = [p / m - 1 for p, m in zip(predicted, measured, strict=True)]
+    with capsys.disabled():
+        print(
+            f"\n22B layer, recompute {row['recompute']}, sp {row['sequence_parallel']}: forward "
+            f"{predicted[0]:.1f} of {measured[0]} ms ({100 * errors[0]:+.1f} %), backward "
+            f"{predicted[1]:.1f} of {measured[1]} ms ({100 * errors[1]:+.1f} %)"
+        )
+    assert all(abs(error) < 0.12 for error in errors)

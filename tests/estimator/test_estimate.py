@@ -1,0 +1,138 @@
+"""Laws of estimates: parts add up, rows stand alone, faster hardware is never slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import Estimates, Plan, Plans, Workload, estimate, peak_memory
+from estimator.estimate import ALLOCATED_PARTS, MEMORY_PARTS, TIME_PARTS
+from tests.estimator.problems import CLUSTER, MODEL, STACK, WORKLOAD, faster, many, plans
+
+
+def price(table: Plans, workload: Workload = WORKLOAD) -> Estimates:
+    return estimate(MODEL, workload, CLUSTER, table, stack=STACK)
+
+
+@given(plans())
+def test_parts_sum_to_totals(plan: Plan) -> None:
+    answer = estimate(MODEL, WORKLOAD, CLUSTER, plan, stack=STACK)
+    assert set(answer.time) == set(TIME_PARTS)
+    assert set(answer.memory) == set(MEMORY_PARTS)
+    assert all(value >= 0 for value in (*answer.time.values(), *answer.memory.values()))
+    assert all(value >= -1e-12 for value in answer.hidden.values())
+    assert answer.step_seconds == pytest.approx(sum(answer.time.values()))
+    assert answer.peak_bytes == pytest.approx(sum(answer.memory.values()))
+    allocated = sum(answer.memory[part] for part in ALLOCATED_PARTS)
+    assert answer.allocated_bytes == pytest.approx(allocated)
+    assert sum(answer.compute_phases.values()) == pytest.approx(answer.time["compute"])
+    assert answer.low_seconds < answer.step_seconds < answer.high_seconds
+    fullest = max(stage["allocated_bytes"] for stage in answer.stages)
+    assert fullest == pytest.approx(answer.allocated_bytes)
+    assert sum(stage["count"] * stage["layers"] for stage in answer.stages) == MODEL.layers
+    assert 0 < answer.mfu < 1
+
+
+@given(st.lists(plans(), min_size=2, max_size=6), st.randoms(use_true_random=False))
+def test_rows_stand_alone_and_permute(rows: list[Plan], random: object) -> None:
+    table = Plans.of(rows)
+    together = price(table)
+    order = np.array(random.sample(range(len(rows)), len(rows)))  # type: ignore[attr-defined]
+    shuffled = price(table[order])
+    for part in TIME_PARTS:
+        np.testing.assert_allclose(shuffled.time[part], together.time[part][order], rtol=1e-12)
+    for part in MEMORY_PARTS:
+        np.testing.assert_allclose(shuffled.memory[part], together.memory[part][order], rtol=1e-12)
+    for i, row in enumerate(rows):
+        alone = estimate(MODEL, WORKLOAD, CLUSTER, row, stack=STACK)
+        assert alone.step_seconds == pytest.approx(float(together.step_seconds[i]), rel=1e-12)
+        assert alone.plan == row
+
+
+@settings(max_examples=20)
+@given(
+    st.floats(1, 4).map(lambda x: {"peak": x})
+    | st.floats(1, 4).map(lambda x: {"memory": x})
+    | st.floats(1, 4).map(lambda x: {"links": x})
+)
+def test_faster_hardware_is_never_slower(scale: dict[str, float]) -> None:
+    table = many(40)
+    before = price(table).step_seconds
+    better = faster(CLUSTER, **scale)
+    after = estimate(MODEL, WORKLOAD, better, table, stack=STACK).step_seconds
+    assert (after <= before * (1 + 1e-9)).all()
+
+
+def test_peak_memory_is_the_memory_half() -> None:
+    table = many(60)
+    np.testing.assert_allclose(
+        peak_memory(MODEL, WORKLOAD, CLUSTER, table, stack=STACK), price(table).peak_bytes
+    )
+
+
+@given(plans())
+def test_more_recompute_takes_time_and_saves_memory(plan: Plan) -> None:
+    none, full = (
+        estimate(
+            MODEL,
+            WORKLOAD,
+            CLUSTER,
+            replace(plan, recompute=kind, recompute_layers=None),  # type: ignore[arg-type]
+            stack=STACK,
+        )
+        for kind in ("none", "full")
+    )
+    assert full.step_seconds > none.step_seconds
+    # One layer's working set comes back, so a stage of few layers may not gain.
+    assert full.memory["activations"] + full.memory["logits"] <= 1.15 * (
+        none.memory["activations"] + none.memory["logits"]
+    )
+    assert full.compute_phases["recompute"] == pytest.approx(
+        full.compute_phases["forward"], rel=0.25
+    )
+
+
+def test_partial_recompute_lies_between() -> None:
+    base = Plan(dp=8, tp=4, pp=2, micro_batch=2, recompute="full")
+    rows = [replace(base, recompute_layers=k) for k in (1, 4, 8, 16)]
+    answers = price(Plans.of([replace(base, recompute="none"), *rows, base]))
+    assert (np.diff(answers.step_seconds[:-1]) > 0).all()
+    assert answers.step_seconds[-1] == pytest.approx(answers.step_seconds[-2])  # 16 layers a stage
+    assert (np.diff(answers.memory["activations"][1:-1]) < 0).all()
+
+
+def test_forward_only_has_no_backward() -> None:
+    plan = Plan(dp=16, tp=4, micro_batch=4)
+    train = estimate(MODEL, WORKLOAD, CLUSTER, plan, stack=STACK)
+    forward = estimate(MODEL, replace(WORKLOAD, mode="forward"), CLUSTER, plan, stack=STACK)
+    assert forward.compute_phases["backward"] == pytest.approx(0, abs=1e-12)
+    assert forward.time["dp"] == forward.time["optimizer"] == 0
+    assert forward.memory["gradients"] == forward.memory["optimizer"] == 0
+    assert forward.time["compute"] < 0.4 * train.time["compute"]
+
+
+def test_one_stage_without_overlap_is_the_sum_of_its_micro_batches() -> None:
+    """With pp=1 there is no bubble and time is linear in the number of micro-batches."""
+    plan = Plan(dp=8, tp=8, micro_batch=1, overlap_grad=False, overlap_param=False)
+    workloads = [replace(WORKLOAD, global_batch=8 * m) for m in (1, 2, 3)]
+    seconds = [estimate(MODEL, one, CLUSTER, plan, stack=STACK).step_seconds for one in workloads]
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
+
+
+def test_balanced_pipeline_has_the_textbook_bubble() -> None:
+    """Without embedding and logits to unbalance them: (p - 1) / m of the useful time."""
+    model = replace(MODEL, vocab=1)
+    plan = Plan(dp=8, tp=2, pp=4, micro_batch=1)
+    answer = estimate(model, WORKLOAD, CLUSTER, plan, stack=STACK)
+    micro_batches = 256 // 8
+    useful = answer.time["compute"] + answer.time["tp"] + answer.time["pp"] + answer.time["host"]
+    assert answer.time["bubble"] == pytest.approx(useful * 3 / micro_batches, rel=0.02)
+
+
+def test_unknown_cost_model_is_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown cost model 'banana'; use one of analytic"):
+        estimate(MODEL, WORKLOAD, CLUSTER, Plan(dp=64), stack=STACK, cost="banana")
