@@ -10,6 +10,7 @@ from estimator.catalog.quantities import Dimension, render
 from estimator.stack import Stack
 
 DIMENSIONS: dict[str, Dimension] = {
+    "weight_bytes": "bytes",
     "gradient_bytes": "bytes",
     "logit_bytes": "bytes",
     "context_bytes": "bytes",

@@ -9,7 +9,6 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-import yaml
 
 from estimator.cluster import Cluster, Device
 from estimator.cost.collectives import linear_seconds
@@ -117,6 +116,8 @@ def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:
 
 @cache
 def _table() -> dict[str, Any]:
+    import yaml  # only where a price is asked for: importing the estimator stays light
+
     text = resources.files("estimator.cost").joinpath("data", "roofline.yaml").read_text("utf-8")
     loaded: dict[str, Any] = yaml.safe_load(text)
     return loaded
