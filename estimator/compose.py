@@ -86,7 +86,7 @@ def estimate(
         return estimate(model, workload, cluster, Plans.of([plans]), stack=stack, cost=cost)[0]
     pricer = pricer_of(cost, cluster)
     keys, key_P = layer_keys(plans, stack)
-    shards, step_P = step_keys(model, plans)
+    shards, step_P = step_keys(model, workload, plans)
     layer_ops = lower_layers(model, workload, cluster, keys, stack)
     layers = layer_seconds(
         layer_ops, pricer.seconds(layer_ops, workload, cluster, stack), workload, stack, keys
@@ -118,7 +118,7 @@ def peak_memory(
 ) -> FloatArray:
     """Peak bytes per device of legal plans, shape (P,): the memory half of :func:`estimate`."""
     keys, key_P = layer_keys(plans, stack)
-    shards, step_P = step_keys(model, plans)
+    shards, step_P = step_keys(model, workload, plans)
     memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
     total: FloatArray = np.sum(list(memory.parts.values()), axis=0)
     return total

@@ -59,7 +59,12 @@ class _Sums:
     """Sums of priced slots by where, when and on which stream they run."""
 
     def __init__(self, ops: Columns, seconds: FloatArray) -> None:
-        self.ops, self.seconds = ops, seconds
+        self.none = np.zeros(seconds.shape[1])
+        self.totals: dict[tuple[Place, Stream, Phase, str | None], FloatArray] = {}
+        for slot, row in zip(ops.slots, seconds, strict=True):
+            for kind in (None, *slot.recomputed_by):
+                key = (slot.place, slot.stream, slot.phase, kind)
+                self.totals[key] = self.totals.get(key, self.none) + row
 
     def __call__(
         self,
@@ -68,15 +73,9 @@ class _Sums:
         phases: tuple[Phase, ...],
         recomputed_by: str | None = None,
     ) -> FloatArray:
-        rows = [
-            i
-            for i, slot in enumerate(self.ops.slots)
-            if slot.place == place
-            and slot.stream == stream
-            and slot.phase in phases
-            and (recomputed_by is None or recomputed_by in slot.recomputed_by)
-        ]
-        total: FloatArray = self.seconds[rows].sum(axis=0)
+        total = self.none
+        for phase in phases:
+            total = total + self.totals.get((place, stream, phase, recomputed_by), self.none)
         return total
 
 

@@ -127,6 +127,10 @@ class Transformer:
             + self.layer_replicated_parameters
         )
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of a layer's low-rank adapters on its QKV and output projections."""
+        return rank * (self.hidden + self.qkv_width + self.attention_width + self.hidden)
+
     @property
     def position_parameters(self) -> int:
         """Rows of the learned position table times their width; none when rotary."""

@@ -32,6 +32,8 @@ class Workload:
     optimizer: Optimizer = "adam"
     dropout: bool = False
     """Whether dropout runs (masks take time and memory)."""
+    lora_rank: int | None = None
+    """Rank of adapters on the two attention projections; every other weight is frozen."""
     token_budget: float | None = None
     """Tokens of the whole run, for days and cost; ``None`` when not asked."""
 
@@ -44,6 +46,8 @@ class Workload:
                 f"flash attention runs in half precision, not {self.precision}; "
                 "use attention eager, or fp16, bf16 or fp8"
             )
+        if self.lora_rank is not None and self.lora_rank < 1:
+            raise ValueError(f"lora_rank={self.lora_rank} must be at least 1")
         if self.token_budget is not None and not 0 < self.token_budget < float("inf"):
             raise ValueError(
                 f"token_budget={self.token_budget} must be a positive number of tokens"

@@ -26,7 +26,8 @@ class OptunaSampling:
     """Tree-structured Parzen estimation over the space's axes, seeded.
 
     Needs two trials at least per axis to be of use. Repeated suggestions are answered from what
-    is known and count as trials, so a small space ends early.
+    is known and count as trials, so a small space ends early. ``study`` holds all trials for
+    Optuna's plots and dashboard.
     """
 
     def __init__(self, space: TransformerSpace, trials: int = 400, seed: int = 0) -> None:
@@ -38,7 +39,7 @@ class OptunaSampling:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._left = trials
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
         self._axes: dict[str, BaseDistribution] = {
             name: IntDistribution(0, len(values) - 1)
             for name, values in space.grid.axes.items()
@@ -69,7 +70,7 @@ class OptunaSampling:
         self._tell()
 
     def _ask(self) -> tuple[Trial, int]:
-        trial = self._study.ask(self._axes)
+        trial = self.study.ask(self._axes)
         positions = {name: 0 for name in self._space.grid.axes} | trial.params
         return trial, self._space.nearest(int(self._space.grid.points(positions)))
 
@@ -77,4 +78,4 @@ class OptunaSampling:
         for trial, point in self._asked:
             seconds, excess = self._known[point]
             trial.set_constraint("memory", excess)
-            self._study.tell(trial, seconds)
+            self.study.tell(trial, seconds)

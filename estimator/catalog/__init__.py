@@ -3,7 +3,7 @@
 Importing it is cheap: yaml and pydantic are imported by the first load.
 """
 
-from estimator.catalog.assemble import load_cluster, resize
+from estimator.catalog.assemble import load_cluster, load_node, resize
 from estimator.catalog.loader import (
     Kind,
     load_device,
@@ -21,6 +21,7 @@ __all__ = [
     "load_device",
     "load_link",
     "load_model",
+    "load_node",
     "load_stack",
     "names",
     "published_parameters",

@@ -36,6 +36,11 @@ def load_cluster(text: str) -> Cluster:
     return cluster if gpus is None else resize(cluster, gpus)
 
 
+def load_node(device: str) -> Cluster:
+    """One usual node of a catalogue device; ``ValueError`` names the nearest where unknown."""
+    return _usual_node(locate("devices", device))
+
+
 def resize(cluster: Cluster, gpus: int) -> Cluster:
     """The same nodes, as many as hold ``gpus`` devices, or part of one node.
 

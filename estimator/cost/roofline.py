@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from estimator.cluster import Cluster, Device
-from estimator.cost.collectives import linear_seconds
-from estimator.lower.slots import Collective, Columns, FloatArray
+from estimator.cost.collectives import ROUNDS, linear_seconds
+from estimator.lower.slots import Columns, FloatArray
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -79,10 +79,16 @@ class Roofline:
         rows = ops.rows("memory")
         bandwidth = device.bandwidth * self.memory_bandwidth
         seconds[rows] = ops.bytes[rows] / bandwidth + self.memory_overhead
-        for i in ops.rows("collective"):
-            kind = ops.slots[i].collective
-            assert kind is not None
-            seconds[i] = _collective(kind, ops, i, cluster)
+        for kind in ROUNDS:
+            rows = ops.collectives(kind)
+            if len(rows):
+                seconds[rows] = linear_seconds(
+                    kind,
+                    ops.bytes[rows],
+                    np.maximum(ops.group[rows], 1),
+                    np.maximum(ops.inside[rows], 1),
+                    cluster,
+                )
         return seconds * ops.count
 
     def kernel(self, name: str, device: Device) -> AttentionKernel:
@@ -100,11 +106,6 @@ class Roofline:
         bandwidth = device.bandwidth * self.gemm_bandwidth
         compute = (flops + self.saturation_flops) / rate
         return np.maximum(compute, moved / bandwidth) + self.gemm_overhead
-
-
-def _collective(kind: Collective, ops: Columns, i: int, cluster: Cluster) -> FloatArray:
-    group = np.maximum(ops.group[i], 1)
-    return linear_seconds(kind, ops.bytes[i], group, np.maximum(ops.inside[i], 1), cluster)
 
 
 def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.cluster import Cluster
-from estimator.lower.keys import Keys, tp_ranks_inside
+from estimator.lower.keys import Keys
 from estimator.lower.slots import (
     FULL,
     NEVER,
@@ -46,6 +46,8 @@ class Lowering:
     """Tokens of a rank."""
     split: FloatArray
     """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
+    tp_inside: FloatArray
+    """Ranks of a tensor-parallel group inside one scale-up domain."""
 
     def gemm(
         self,
@@ -58,11 +60,12 @@ class Lowering:
         batch: FloatArray | float = 1.0,
         recomputed: frozenset[str] = FULL,
         weights: bool = True,
+        frozen: bool = False,
         column_parallel: bool = False,
     ) -> None:
         """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs.
 
-        ``batch`` products of one shape are one launch.
+        ``batch`` products of one shape are one launch. Frozen weights need no gradient.
         """
         shapes = ((m, n, k), (m, k, n), (k, n, m))
         for (rows, columns, inner), phase in zip(shapes, MATRIX_PHASES, strict=True):
@@ -76,6 +79,7 @@ class Lowering:
                     low_precision=weights and place == "layer",
                     shields=column_parallel and phase != "forward",
                 ),
+                count=0.0 if frozen and phase == "backward_weight" else 1.0,
                 flops=2 * batch * rows * columns * inner,
                 bytes=self.element * batch * (rows * inner + inner * columns + rows * columns),
                 m=rows,
@@ -157,7 +161,7 @@ class Lowering:
                 phase=phase,
                 size=self.tokens * self.model.hidden * self.element,
                 group=keys.tp,
-                inside=tp_ranks_inside(keys, self.cluster),
+                inside=self.tp_inside,
                 count=count,
                 recomputed=FULL if place == "layer" else NEVER,
                 asynchronous=asynchronous and phase != "forward",

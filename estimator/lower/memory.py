@@ -71,6 +71,9 @@ def activation_bytes(
         statistics = np.zeros_like(tokens)
     attention = element * tokens * (2 * q_width + 2 * kv_width) + statistics
     layer = rows + attention + mlp + scores
+    if workload.lora_rank is not None:
+        # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
+        layer = layer - row * (model.norms_per_layer - 1) - element * tokens * model.ffn / keys.tp
     # When attention runs backward, the MLP has released what it kept.
     released = mlp + row * (inputs - 1 + model.norms_per_layer - 1)
     loss = stack.logit_bytes if element == 2 else 2 * stack.logit_bytes
@@ -110,15 +113,15 @@ def stage_state_bytes(
     """Weights, gradients, optimizer states and buffers per stage class, shape (4, U)."""
     weight, gradient, optimizer = state_bytes(workload, stack)
     zero, shard = shards.plans.zero, shards.shard
-    parameters = shards.parameters_CU
+    parameters, trainable = shards.parameters_CU, shards.trainable_CU
     half = float(workload.activation_bytes)
-    train = workload.mode == "train"
+    full_gradients = workload.mode == "train" and workload.lora_rank is None
     gathered = np.where(zero == 3, stack.unsharded_layers * half * shards.layer_parameters, 0.0)
-    scattered = np.where(
-        (zero >= 2) & train, gradient * shards.layer_parameters, 0.0
-    )  # one layer's gradients before they are scattered
+    # One layer's gradients before they are scattered.
+    unscattered = gradient * shards.layer_parameters * full_gradients
+    scattered = np.where(zero >= 2, unscattered, 0.0)
     buffers = gathered + scattered
-    if stack.weight_gradient_buffers and train and half == 2:
+    if stack.weight_gradient_buffers and full_gradients and half == 2:
         # One per shape: the four matrices of a layer, and the output projection.
         buffers = buffers + half * model.layer_matrix_parameters / shards.plans.tp
         one_stage = shards.plans.pp == 1
@@ -129,8 +132,8 @@ def stage_state_bytes(
     exists = shards.classes.count > 0
     return {
         "weights": weight * parameters / np.where(zero >= 3, shard, 1),
-        "gradients": gradient * parameters / np.where(zero >= 2, shard, 1),
-        "optimizer": optimizer * parameters / shard,
+        "gradients": gradient * trainable / np.where(zero >= 2, shard, 1),
+        "optimizer": optimizer * trainable / shard,
         "buffers": np.broadcast_to(buffers, parameters.shape) * exists,
     }
 

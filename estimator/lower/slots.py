@@ -69,6 +69,10 @@ class Columns:
         """Indices of the slots of one kind."""
         return np.array([i for i, slot in enumerate(self.slots) if slot.kind == kind], dtype=int)
 
+    def collectives(self, kind: Collective) -> IntArray:
+        """Indices of the slots that are collectives of one kind."""
+        return np.array([i for i, slot in enumerate(self.slots) if slot.collective == kind], int)
+
 
 @dataclass(slots=True)
 class Builder:

@@ -39,11 +39,13 @@ class Shards:
     """Ranks that share one sharded copy; 1 without zero."""
     parameters_CU: FloatArray
     """Parameters per rank of each stage class, before sharding over dp x cp."""
+    trainable_CU: FloatArray
+    """Of these, the ones that get gradients and optimizer states."""
     layer_parameters: FloatArray
     """Parameters per rank of one layer, shape (U,)."""
 
 
-def step_keys(model: Transformer, plans: Plans) -> tuple[Shards, IntArray]:
+def step_keys(model: Transformer, workload: Workload, plans: Plans) -> tuple[Shards, IntArray]:
     """Unique step keys of the plans, and each plan's key index of shape (P,)."""
     first, index = unique_rows(
         [
@@ -65,11 +67,17 @@ def step_keys(model: Transformer, plans: Plans) -> tuple[Shards, IntArray]:
     layer = (
         model.layer_matrix_parameters + model.layer_sharded_bias_parameters
     ) / unique.tp + model.layer_replicated_parameters
+    parameters = classes.layers * layer + edge_parameters(model, unique)
+    trainable = parameters
+    if workload.lora_rank is not None:
+        trainable = classes.layers * model.adapter_parameters(workload.lora_rank) / unique.tp
+        parameters = parameters + trainable
     return Shards(
         plans=unique,
         classes=classes,
         shard=np.where(unique.zero > 0, shard, 1),
-        parameters_CU=classes.layers * layer + edge_parameters(model, unique),
+        parameters_CU=parameters,
+        trainable_CU=trainable,
         layer_parameters=layer,
     ), index
 
@@ -106,7 +114,7 @@ def lower_step(
     inside_all = dp_ranks_inside(plans, cluster)
     inside_shard = np.minimum(inside_all, shards.shard)
     exists = (shards.classes.count > 0).astype(float)
-    parameters = shards.parameters_CU * exists
+    parameters = shards.trainable_CU * exists
 
     def spread(value: FloatArray | IntArray) -> FloatArray:
         """Broadcast (U,) over the stage classes and flatten to (4 U,)."""
@@ -167,7 +175,7 @@ def lower_step(
         sharded.astype(float),
     )
     tied = np.zeros_like(parameters)
-    tied[0] = np.where(model.tied & (plans.pp > 1), 1.0, 0.0)
+    tied[0] = np.where(model.tied & (plans.pp > 1) & (workload.lora_rank is None), 1.0, 0.0)
     two = np.full_like(plans.pp, 2)
     collective(
         "tied embedding reduction",

@@ -51,6 +51,7 @@ def lower_layers(
         element=float(workload.activation_bytes),
         tokens=tokens,
         split=split,
+        tp_inside=tp_ranks_inside(keys, cluster),
     )
     _attention_block(low)
     _mlp_block(low)
@@ -81,7 +82,10 @@ def _attention_block(low: Lowering) -> None:
     hidden = np.full_like(tokens, model.hidden)
     _norm(low, "attention norm", "layer")
     _tp_enter(low, "qkv", "layer")
-    low.gemm("qkv", "layer", m=tokens, n=width + 2 * kv_width, k=hidden, column_parallel=True)
+    qkv_width = width + 2 * kv_width
+    frozen = low.workload.lora_rank is not None
+    low.gemm("qkv", "layer", m=tokens, n=qkv_width, k=hidden, frozen=frozen, column_parallel=True)
+    _adapter(low, "qkv", hidden, qkv_width)
     if model.positions == "rotary":
         passes = 2 if "rope" in low.stack.fused else 6
         moved = passes * tokens * (width + kv_width) * low.element
@@ -91,10 +95,20 @@ def _attention_block(low: Lowering) -> None:
     else:
         _eager(low)
     _ring(low, kv_width)
-    low.gemm("attention output", "layer", m=tokens, n=hidden, k=width)
+    low.gemm("attention output", "layer", m=tokens, n=hidden, k=width, frozen=frozen)
+    _adapter(low, "attention output", width, hidden)
     if not model.parallel_residual:
         _tp_leave(low, "attention output", "layer")
         _residual(low, "attention residual")
+
+
+def _adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -> None:
+    """Two thin GEMMs beside a frozen one (Hu et al., arXiv 2106.09685, section 4)."""
+    if low.workload.lora_rank is None:
+        return
+    rank = np.full_like(low.tokens, low.workload.lora_rank)
+    low.gemm(f"{name} adapter down", "layer", m=low.tokens, n=rank, k=inputs)
+    low.gemm(f"{name} adapter up", "layer", m=low.tokens, n=outputs, k=rank)
 
 
 def _flash(low: Lowering) -> None:
@@ -193,8 +207,9 @@ def _mlp_block(low: Lowering) -> None:
         _norm(low, "mlp norm", "layer")
     if not model.parallel_residual:
         _tp_enter(low, "mlp up", "layer")
+    frozen = low.workload.lora_rank is not None
     up = model.up_width / low.keys.tp
-    low.gemm("mlp up", "layer", m=tokens, n=up, k=hidden, column_parallel=True)
+    low.gemm("mlp up", "layer", m=tokens, n=up, k=hidden, frozen=frozen, column_parallel=True)
     halves = 2 if model.gated else 1
     eager = 0 if "bias_activation" in low.stack.fused else 2
     row = tokens * ffn * low.element
@@ -204,7 +219,7 @@ def _mlp_block(low: Lowering) -> None:
         forward=(halves + 1 + eager) * row,
         backward=(2 * halves + 1 + eager) * row,
     )
-    low.gemm("mlp down", "layer", m=tokens, n=hidden, k=ffn)
+    low.gemm("mlp down", "layer", m=tokens, n=hidden, k=ffn, frozen=frozen)
     _tp_leave(low, "mlp down", "layer")
     _residual(low, "mlp residual")
 
@@ -251,7 +266,7 @@ def _layer_extras(low: Lowering) -> None:
         cast = 4.0 * low.tokens * width
         low.memory("fp8 casts", "layer", forward=cast, backward=1.5 * cast)
     share = low.stack.gradient_accumulation_traffic
-    if share and low.workload.mode == "train":
+    if share and low.workload.mode == "train" and low.workload.lora_rank is None:
         low.rows.add(
             Slot(
                 name="gradient accumulation",
@@ -269,22 +284,33 @@ def _gather_weights(low: Lowering, place: Place, parameters: int) -> None:
     sharded = parameters / keys.tp
     gradient = min(low.stack.gradient_bytes, 4.0) if low.element == 2 else 4.0
     inside = np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
-    rows: tuple[tuple[str, Collective, Phase, float], ...] = (
-        ("weights", "all_gather", "forward", low.element),
-        ("weights", "all_gather", "backward_input", low.element),
-        ("gradients", "reduce_scatter", "backward_weight", gradient),
+    scattered = trainable_parameters(low.model, low.workload, parameters, place) / keys.tp
+    rows: tuple[tuple[str, Collective, Phase, FloatArray], ...] = (
+        ("weights", "all_gather", "forward", low.element * sharded),
+        ("weights", "all_gather", "backward_input", low.element * sharded),
+        ("gradients", "reduce_scatter", "backward_weight", gradient * scattered),
     )
-    for name, kind, phase, width in rows:
+    for name, kind, phase, size in rows:
         low.collective(
             f"{place} {name}",
             place,
             kind,
             stream="dp",
             phase=phase,
-            size=sharded * width,
+            size=size,
             group=keys.shard,
             inside=inside,
+            count=(size > 0).astype(float),
         )
+
+
+def trainable_parameters(
+    model: Transformer, workload: Workload, parameters: int, place: Place
+) -> int:
+    """Of ``parameters`` in a layer (or outside), those that get gradients."""
+    if workload.lora_rank is None:
+        return parameters
+    return model.adapter_parameters(workload.lora_rank) if place == "layer" else 0
 
 
 def _embedding(low: Lowering) -> None:
@@ -308,7 +334,9 @@ def _head(low: Lowering) -> None:
     vocab = vocab_rows(model, keys.tp)
     _norm(low, "final norm", "head")
     _tp_enter(low, "logits", "head")
-    low.gemm("logits", "head", m=tokens, n=vocab, k=np.full_like(tokens, model.hidden))
+    frozen = low.workload.lora_rank is not None
+    hidden = np.full_like(tokens, model.hidden)
+    low.gemm("logits", "head", m=tokens, n=vocab, k=hidden, frozen=frozen)
     fused = "cross_entropy" in low.stack.fused
     forward, backward = FUSED_LOSS_PASSES if fused else EAGER_LOSS_PASSES
     row = tokens * vocab * low.element
@@ -322,7 +350,7 @@ def _head(low: Lowering) -> None:
             phase="forward",
             size=4.0 * tokens,
             group=keys.tp,
-            inside=tp_ranks_inside(keys, low.cluster),
+            inside=low.tp_inside,
             count=3.0,
         )
     if not model.tied:
@@ -361,7 +389,7 @@ def _boundary(low: Lowering) -> None:
             phase=phase,
             size=low.tokens * low.model.hidden * low.element,
             group=np.where(keys.pp > 1, keys.tp, 1),
-            inside=tp_ranks_inside(keys, low.cluster),
+            inside=low.tp_inside,
             count=np.where(whole & low.stack.scattered_boundaries, 1.0, 0.0),
         )
 
@@ -373,5 +401,8 @@ def model_flops(model: Transformer, workload: Workload) -> float:
     """
     matrices = model.layers * model.layer_matrix_parameters + model.embedding_parameters
     scores = model.layers * 2 * workload.sequence * model.attention_width
-    passes = 3 if workload.mode == "train" else 1
-    return float(passes * workload.tokens * (2 * matrices + scores))
+    if workload.mode == "forward":
+        return float(workload.tokens * (2 * matrices + scores))
+    # Frozen weights have no gradient GEMM.
+    matrix_passes = 3 if workload.lora_rank is None else 2
+    return float(workload.tokens * (matrix_passes * 2 * matrices + 3 * scores))

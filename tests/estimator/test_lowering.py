@@ -111,7 +111,7 @@ def test_activations_of_a_gpt_layer(t: int, sp: bool) -> None:
 def test_gradient_traffic_of_one_stage() -> None:
     """zero=0 all-reduces every fp32 gradient; zero=1 scatters them and gathers bf16 weights."""
     plans_ = Plans.of([Plan(dp=8, tp=8), Plan(dp=8, tp=8, zero=1)])
-    shards, _ = step_keys(GPT, plans_)
+    shards, _ = step_keys(GPT, EAGER, plans_)
     ops = lower_step(GPT, EAGER, CLUSTER, shards, STACK)
     names = [slot.name for slot in ops.slots]
     columns = (ops.bytes * ops.count).reshape(len(names), 4, -1)[:, 0]

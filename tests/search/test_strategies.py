@@ -97,3 +97,13 @@ def test_sampling_beats_chance_on_a_larger_space() -> None:
         chance.append(float(scores.seconds.min()))
     assert np.mean(found) <= np.mean(chance)
     assert np.mean(found) <= 1.05 * exact
+
+
+def test_every_trial_tells_by_how_many_bytes_its_plan_misses(tiny: TransformerSpace) -> None:
+    strategy = OptunaSampling(tiny, trials=64, seed=0)
+    proposals(tiny, strategy)
+    trials = strategy.study.trials
+    excess = np.array([trial.constraints["memory"] for trial in trials])
+    seconds = np.array([trial.value for trial in trials])
+    assert len(trials) == 64 and (excess > 0).any() and (excess <= 0).any()
+    assert np.array_equal(seconds == 1e9, excess > 0)

@@ -136,3 +136,45 @@ def test_progress_is_told_of_every_block() -> None:
     search(SMALL, strategy=Exhaustive(SMALL, 100), progress=lambda n, s: seen.append((n, s)))
     assert [n for n, _ in seen][-1] == SMALL.legal
     assert [s for _, s in seen] == sorted((s for _, s in seen), reverse=True)
+
+
+def test_a_plan_fits_up_to_the_last_byte() -> None:
+    from search.objective import Pricing
+
+    plans = next(SMALL.blocks(3))
+    capacity = SMALL.problem.cluster.device.memory_bytes
+
+    def near(*_: object, stack: object) -> np.ndarray:
+        return capacity + np.array([-1.0, 0.0, 1.0])
+
+    scores = score(SMALL.problem, plans, Pricing(PRICING.estimate, near))
+    assert scores.excess_bytes.tolist() == [-1, 0, 1]
+    assert np.isfinite(scores.seconds).tolist() == [True, True, False]
+
+
+def test_the_smallest_change_is_the_fewest_steps_along_one_axis() -> None:
+    wide = space(problem())
+    capacity = wide.problem.cluster.device.memory_bytes
+    plans = wide.sample(300)
+    peak = PRICING.peak_bytes(wide.problem, plans)
+    compared = 0
+    for plan in plans[np.flatnonzero(peak > capacity)[:8]]:
+        here = wide.grid.coordinates(wide.encode(Plans.of([plan])))
+        found = []
+        for name, values in wide.grid.axes.items():
+            for position in range(len(values)):
+                steps = abs(position - int(np.ravel(here[name])[0]))
+                point = np.ravel(wide.grid.points({**here, name: position}))
+                if steps and wide.contains(point).all():
+                    after = wide.plans(point)
+                    need = float(PRICING.peak_bytes(wide.problem, after)[0])
+                    if need <= capacity:
+                        found.append((steps, -need, difference(plan, after[0])))
+        change = smallest_change(wide, plan, PRICING)
+        if not found:
+            assert change is None
+            continue
+        least = min(found)[:2]
+        assert change in {text for steps, need, text in found if (steps, need) == least}
+        compared += 1
+    assert compared > 2

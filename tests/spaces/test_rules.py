@@ -156,3 +156,30 @@ def test_every_code_has_a_sentence() -> None:
     codes = [rule.code for rule in RULES]
     assert len(set(codes)) == len(codes)
     assert all(rule_text(code) for code in (*codes, *SPACE_ONLY))
+
+
+def codes(given: Problem, plan: Plan) -> set[str]:
+    """Every rule that a plan breaks."""
+    columns = Plans.of([plan])
+    return {rule.code for rule in RULES if not rule.legal(given, columns).all()}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(12, 12), (12, 4), (12, 2), (60, 10), (7, 7)])
+def test_tp_against_the_heads_number_by_number(heads: int, kv_heads: int) -> None:
+    given = problem()
+    shaped = replace(given, model=replace(given.model, heads=heads, kv_heads=kv_heads, ffn=120))
+    for tp in range(1, 61):
+        broken = codes(shaped, Plan(tp=tp))
+        assert ("heads" in broken) == (heads / tp != heads // tp)
+        shared = kv_heads // tp * tp == kv_heads or tp // kv_heads * kv_heads == tp
+        assert ("kv-heads" in broken) != shared
+        assert ("ffn" in broken) == (
+            tp not in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60)
+        )
+
+
+def test_zero_shards_over_context_parallel_ranks_too() -> None:
+    given = problem(8)
+    assert "zero-alone" not in codes(given, Plan(cp=2, tp=4, zero=1))
+    assert "zero-alone" not in codes(given, Plan(dp=2, tp=4, zero=1))
+    assert "zero-alone" in codes(given, Plan(tp=8, zero=1))

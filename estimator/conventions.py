@@ -1,0 +1,181 @@
+"""What frameworks usually do where a run does not say, and how runs spell their GPUs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from estimator.cluster import Cluster
+from estimator.workload import Attention
+
+DEVICES: tuple[tuple[str, str], ...] = (
+    (r"gb300|blackwell ultra.*gb300", "gb300"),
+    (r"b300", "b300"),
+    (r"gb200", "gb200"),
+    (r"b200", "b200"),
+    (r"gh200", "gh200-96gb"),
+    (r"h200.*nvl", "h200-nvl"),
+    (r"h200", "h200"),
+    (r"h100.*96|h100.*500\s*w", "h100-sxm-96gb"),
+    (r"h100(?!.*pcie)", "h100-sxm"),
+    (r"a100.*40", "a100-sxm-40gb"),
+    (r"a100(?!.*pcie)", "a100-sxm-80gb"),
+    (r"v100.*16", "v100-sxm-16gb"),
+    (r"v100", "v100-sxm-32gb"),
+    (r"l40s", "l40s"),
+    (r"mi300x", "mi300x"),
+    (r"mi325x", "mi325x"),
+    (r"mi350x", "mi350x"),
+    (r"mi355x", "mi355x"),
+    (r"^cpu$", "cpu"),
+)
+"""Pattern in a run's ``gpu`` (lower case) and the catalogue's device; the first match counts."""
+
+
+CLUSTERS: tuple[tuple[str, str], ...] = (
+    (r"perlmutter", "perlmutter"),
+    (r"vista", "vista"),
+    (r"jean zay", "jean-zay-v100"),
+)
+"""Pattern in a run's ``gpu`` and ``inter_net`` and the catalogue's cluster, whose network was
+measured; its nominal rate is then not asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """Defaults of one framework in one era."""
+
+    name: str
+    pattern: str
+    """In the framework's name and the source's, lower case."""
+    stack: str
+    zero: int
+    sequence_parallel: bool
+    """With tp > 1."""
+    attention: Attention = "flash"
+    recompute: Literal["none", "selective", "full"] = "none"
+    half: str = "bf16"
+    """Precision where none is given; the device's other half precision where it lacks it."""
+    dropout: bool = False
+    interleaves: bool = False
+    """Whether its recipes interleave when the number of chunks is not given."""
+    parallel_residual: bool = False
+
+    def precision(self, cluster: Cluster) -> str:
+        """The precision of a run that does not say."""
+        if self.half in cluster.device.peaks:
+            return self.half
+        return "fp16" if "fp16" in cluster.device.peaks else "fp32"
+
+
+CONVENTIONS: tuple[Convention, ...] = (
+    # GPT-NeoX on DeepSpeed's pipeline engine: checkpoints every layer.
+    Convention(
+        name="gpt-neox",
+        pattern=r"neox",
+        stack="megatron-deepspeed",
+        zero=1,
+        sequence_parallel=False,
+        attention="eager",
+        recompute="full",
+        half="fp16",
+        parallel_residual=True,
+    ),
+    # Hugging Face Trainer with DeepSpeed: ZeRO-3 without model parallelism.
+    Convention(
+        name="huggingface-deepspeed",
+        pattern=r"hf trainer|hugging ?face",
+        stack="fsdp",
+        zero=3,
+        sequence_parallel=False,
+        attention="eager",
+        half="fp16",
+    ),
+    Convention(
+        name="megatron-deepspeed",
+        pattern=r"deepspeed",
+        stack="megatron-deepspeed",
+        zero=0,
+        sequence_parallel=False,
+        attention="eager",
+        half="fp16",
+    ),
+    # The fork of the zero-bubble papers (2023), with flash attention.
+    Convention(
+        name="zero-bubble",
+        pattern=r"zero-bubble",
+        stack="megatron",
+        zero=1,
+        sequence_parallel=True,
+        half="bf16",
+    ),
+    # MLPerf submissions of NVIDIA's partners: fp8 recipes.
+    Convention(
+        name="mlperf",
+        pattern=r"\bmlperf\b",
+        stack="megatron",
+        zero=1,
+        sequence_parallel=True,
+        half="fp8",
+    ),
+    Convention(
+        name="nemo-automodel",
+        pattern=r"automodel",
+        stack="fsdp",
+        zero=3,
+        sequence_parallel=False,
+    ),
+    Convention(
+        name="nemo",
+        pattern=r"nemo|megatron-bridge|\bngc\b|nvidia",
+        stack="megatron",
+        zero=1,
+        sequence_parallel=True,
+        interleaves=True,
+    ),
+    Convention(
+        name="megatron-lm",
+        pattern=r"megatron",
+        stack="megatron",
+        zero=1,
+        sequence_parallel=True,
+    ),
+    # Shards optimizer states only; flash attention from the start.
+    Convention(
+        name="internevo",
+        pattern=r"internevo",
+        stack="megatron",
+        zero=1,
+        sequence_parallel=False,
+    ),
+    # torch FSDP and XLA's equivalent.
+    Convention(
+        name="fsdp",
+        pattern=r"fsdp|torchtitan|composer|llm-foundry|maxtext|paxml|pytorch",
+        stack="fsdp",
+        zero=3,
+        sequence_parallel=True,
+    ),
+)
+
+
+def convention_of(framework: str, source: str | None, device: str) -> Convention | None:
+    """The convention of a framework, by name and, for Megatron-LM, by era.
+
+    Before flash attention (Volta, Ampere), Megatron-LM ran fp16 with unfused attention, dropout
+    and every gradient on every rank.
+    """
+    text = f"{framework} {source or ''}".lower()
+    found = next((one for one in CONVENTIONS if re.search(one.pattern, text)), None)
+    if found is not None and found.name == "megatron-lm" and re.match("v100|a100", device):
+        return replace(
+            found,
+            name="megatron-lm-classic",
+            zero=0,
+            sequence_parallel=False,
+            attention="eager",
+            half="fp16",
+            dropout=True,
+        )
+    return found

@@ -1,0 +1,323 @@
+"""From a measured run to model, workload, cluster, stack and plan, every assumption recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from estimator import catalog
+from estimator.cluster import Cluster
+from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
+from estimator.model import Transformer
+from estimator.plan import Plan
+from estimator.runs import Run
+from estimator.stack import Stack
+from estimator.workload import Workload
+
+load_cluster, load_node = cache(catalog.load_cluster), cache(catalog.load_node)
+load_model, load_stack = cache(catalog.load_model), cache(catalog.load_stack)
+
+LORA_RANK = 16
+"""Rank of adapters where a run does not say (MLPerf's fine-tuning benchmark uses 16)."""
+
+
+class UnmappedError(ValueError):
+    """A run that cannot be priced, with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A run in the estimator's nouns."""
+
+    model: Transformer
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    plan: Plan
+    assumed: Mapping[str, str]
+    """What the run did not say: field and the value taken, with why."""
+
+
+@dataclass(slots=True)
+class _Assumptions:
+    """What is taken for granted, remembered as it is taken."""
+
+    taken: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str, said: Any, default: Any, why: str) -> Any:
+        """What was said, or else the default, noted down."""
+        if said is not None:
+            return said
+        self.taken[name] = f"{default} ({why})"
+        return default
+
+
+def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
+    """The nouns of a run; ``stack`` replaces the one that its framework would get.
+
+    Raises:
+        UnmappedError: it cannot be expressed, and why.
+    """
+    assume = _Assumptions()
+    convention = _convention(run, assume)
+    _supported(run)
+    model = _model(run, convention, assume)
+    cluster = _cluster(run, assume)
+    workload = _workload(run, convention, cluster, assume)
+    plan = _plan(run, convention, model, workload, cluster, assume)
+    try:
+        used = stack or load_stack(convention.stack)
+    except ValueError as error:
+        raise UnmappedError(str(error)) from None
+    return Mapped(
+        model=model,
+        workload=workload,
+        cluster=cluster,
+        stack=used,
+        plan=plan,
+        assumed=assume.taken,
+    )
+
+
+def _need(run: Run, name: str) -> Any:
+    value = getattr(run, name)
+    if value is None:
+        raise UnmappedError(f"{name} is not given")
+    return value
+
+
+def _supported(run: Run) -> None:
+    if run.moe_experts:
+        raise UnmappedError("mixture of experts is not supported yet")
+    if run.offload and run.offload.lower() != "none":
+        raise UnmappedError("offload to host memory is not supported yet")
+
+
+def _convention(run: Run, assume: _Assumptions) -> Convention:
+    device = _device(run) or ""
+    if run.framework is None:
+        framework = assume("framework", None, "Megatron-LM", "not given")
+    else:
+        framework = run.framework
+    found = convention_of(framework, run.source_id, device)
+    if found is None:
+        raise UnmappedError(f"framework {framework!r} is unknown")
+    return found
+
+
+def _device(run: Run) -> str | None:
+    name = (run.gpu or "").lower()
+    return next((device for pattern, device in DEVICES if re.search(pattern, name)), None)
+
+
+def _model(run: Run, convention: Convention, assume: _Assumptions) -> Transformer:
+    if run.layers is None or run.hidden is None or run.heads is None:
+        if run.model is None:
+            raise UnmappedError("neither the model's shape nor its name is given")
+        try:
+            return load_model(run.model)
+        except ValueError:
+            raise UnmappedError(
+                f"model {run.model!r} has no shape (layers, hidden, heads) and is not in the "
+                "catalogue"
+            ) from None
+    gated = assume("gated_mlp", run.gated_mlp, _looks_gated(run), "by the model's name")
+    hidden: int = run.hidden
+    sequence = _need(run, "seq_len")
+    ffn = assume("ffn", run.ffn, _usual_ffn(hidden, gated), "8/3 hidden if gated, else 4 hidden")
+    learned = "learn" in (run.pos_emb or ("" if gated else "learned"))
+    shape = {
+        "kv_heads": assume("kv_heads", run.kv_heads, run.heads, "as many as heads"),
+        "head_dim": run.head_dim or max(hidden // run.heads, 1),
+        "vocab": assume("vocab", run.vocab, 32000 if gated else 51200, "usual for its family"),
+        "tied": assume("tied_embeddings", run.tied_embeddings, not gated, "usual for its family"),
+    }
+    try:
+        return Transformer(
+            name=run.model or "unnamed",
+            layers=run.layers,
+            hidden=hidden,
+            ffn=ffn,
+            heads=run.heads,
+            max_positions=sequence if learned else max(sequence, 2**20),
+            activation="swiglu" if gated else "gelu",
+            positions="learned" if learned else "rotary",
+            norm="rmsnorm" if gated else "layernorm",
+            bias="none" if gated else "all",
+            parallel_residual=convention.parallel_residual,
+            **shape,
+        )
+    except ValueError as error:
+        raise UnmappedError(str(error)) from None
+
+
+def _looks_gated(run: Run) -> bool:
+    return bool(re.search(r"llama|mistral|qwen|internlm|llemma", (run.model or "").lower()))
+
+
+def _usual_ffn(hidden: int, gated: bool) -> int:
+    """Llama rounds 8/3 of the width up to a multiple of 256."""
+    return -(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden
+
+
+def _cluster(run: Run, assume: _Assumptions) -> Cluster:
+    gpus = _need(run, "n_gpus")
+    if run.gpu is None:
+        raise UnmappedError("gpu is not given")
+    try:
+        node, network_known = _node(run)
+    except ValueError as error:
+        raise UnmappedError(str(error)) from None
+    usual = min(node.gpus_per_node, gpus)
+    per_node = min(assume("gpus_per_node", run.gpus_per_node, usual, "its usual node"), gpus)
+    if gpus % per_node:
+        raise UnmappedError(f"n_gpus={gpus} is no whole number of nodes of {per_node}")
+    # A rack's domain spans nodes; elsewhere it is the node.
+    domain = node.scale_up_domain if node.scale_up_domain > node.gpus_per_node else per_node
+    out = node.scale_out
+    rate = run.inter_net_gbps_per_gpu
+    if out is not None and gpus > domain and not network_known:
+        nominal = round(out.bandwidth * 8e-9)
+        rate = assume("inter_net_gbps_per_gpu", rate, nominal, "the device's usual network")
+        out = replace(out, bandwidth=rate * 1e9 / 8)
+    try:
+        return replace(
+            node,
+            name=f"{node.name}:{gpus}",
+            nodes=gpus // per_node,
+            gpus_per_node=per_node,
+            scale_up_domain=min(domain, gpus),
+            scale_out=out,
+        )
+    except ValueError as error:
+        raise UnmappedError(str(error)) from None
+
+
+def _node(run: Run) -> tuple[Cluster, bool]:
+    """A node like the run's, and whether its network is one that was measured."""
+    place = f"{run.gpu} {run.inter_net or ''}".lower()
+    for pattern, name in CLUSTERS:
+        if re.search(pattern, place):
+            return load_cluster(name), True
+    device = _device(run)
+    if device is None:
+        raise UnmappedError(f"gpu {run.gpu!r} is not in the catalogue")
+    return load_node(device), False
+
+
+def _workload(run: Run, convention: Convention, cluster: Cluster, assume: _Assumptions) -> Workload:
+    said = (run.precision or "").lower()
+    precision = next((p for p in ("fp8", "bf16", "fp16", "tf32", "fp32") if p in said), None)
+    if said and precision is None:
+        raise UnmappedError(f"precision {run.precision!r} is not supported yet")
+    precision = assume("precision", precision, convention.precision(cluster), "usual for its stack")
+    if precision not in cluster.device.peaks:
+        raise UnmappedError(f"{cluster.device.name} has no {precision}")
+    if run.flash_attention is None:
+        attention = assume("flash_attention", None, convention.attention, "usual for its era")
+    else:
+        attention = "flash" if run.flash_attention else "eager"
+    lora = None
+    if (run.workload or "").lower() == "lora":
+        lora = assume("lora_rank", None, LORA_RANK, "of MLPerf's benchmark")
+    try:
+        return Workload(
+            global_batch=_need(run, "global_batch"),
+            sequence=_need(run, "seq_len"),
+            precision=precision,
+            attention=attention,
+            dropout=convention.dropout and attention == "eager",
+            lora_rank=lora,
+        )
+    except ValueError as error:
+        raise UnmappedError(str(error)) from None
+
+
+def _plan(
+    run: Run,
+    convention: Convention,
+    model: Transformer,
+    workload: Workload,
+    cluster: Cluster,
+    assume: _Assumptions,
+) -> Plan:
+    tp = assume("tp", run.tp, 1, "not given")
+    cp = assume("cp", run.cp, 1, "not given")
+    pp = assume("pp", run.pp, 1, "not given")
+    gpus = cluster.gpus
+    if gpus % (tp * cp * pp):
+        raise UnmappedError(
+            f"contradiction: tp x cp x pp = {tp * cp * pp} does not divide {gpus} GPUs"
+        )
+    dp = gpus // (tp * cp * pp)
+    if run.dp is not None and run.dp not in (dp, dp * cp):
+        raise UnmappedError(
+            f"contradiction: dp={run.dp}, but {gpus} GPUs over tp x cp x pp leave {dp}"
+        )
+    micro_batch = assume("micro_batch", run.micro_batch, 1, "not given")
+    if workload.global_batch % (dp * micro_batch):
+        raise UnmappedError(
+            f"contradiction: dp x micro_batch = {dp * micro_batch} does not divide the global "
+            f"batch of {workload.global_batch}"
+        )
+    if model.heads % tp:
+        raise UnmappedError(f"contradiction: tp={tp} does not divide {model.heads} heads")
+    if pp > model.layers:
+        raise UnmappedError(f"contradiction: pp={pp} exceeds {model.layers} layers")
+    recompute = run.recompute.lower() if run.recompute else None
+    if recompute not in (None, "none", "selective", "full"):
+        raise UnmappedError(f"recompute {run.recompute!r} is unknown; use none, selective or full")
+    recompute = assume("recompute", recompute, convention.recompute, "usual for its stack")
+    sequence_parallel = assume(
+        "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
+    )
+    return Plan(
+        dp=dp,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        micro_batch=micro_batch,
+        interleave=_interleave(run, convention, model, pp, workload, dp * micro_batch, assume),
+        recompute=recompute,
+        sequence_parallel=bool(sequence_parallel) and tp > 1,
+        zero=_zero(run, convention, dp * cp, assume),
+    )
+
+
+def _zero(run: Run, convention: Convention, ranks: int, assume: _Assumptions) -> int:
+    if ranks == 1:
+        return 0
+    if run.zero_stage is not None:
+        return run.zero_stage
+    if run.dist_optimizer is not None:
+        return int(run.dist_optimizer)
+    zero: int = assume("zero_stage", None, convention.zero, "usual for its stack")
+    return zero
+
+
+def _interleave(
+    run: Run,
+    convention: Convention,
+    model: Transformer,
+    pp: int,
+    workload: Workload,
+    replica_batch: int,
+    assume: _Assumptions,
+) -> int:
+    """Chunks per stage; a blank means what the framework's recipes usually do."""
+    if pp == 1:
+        return 1
+    enough = workload.global_batch // replica_batch >= pp
+    if run.vpp is not None:
+        fits = any((model.layers + spare) % (pp * run.vpp) == 0 for spare in (0, 1, 2))
+        return run.vpp if fits and enough else 1
+    if not convention.interleaves or not enough:
+        return 1
+    per_stage = model.layers // pp
+    usual = 5 if model.layers % (5 * pp) == 0 else max(per_stage // 2, 1)
+    usual = usual if model.layers % (usual * pp) == 0 else 1
+    chunks: int = assume("vpp", None, usual, "usual for its recipes")
+    return chunks
