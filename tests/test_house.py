@@ -32,7 +32,7 @@ EXTRAS = {"ray", "torch", "plotly", "sklearn", "numba"}
 SHAPES = {
     *("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"),
     *("attention_width", "kv_width", "qkv_width", "up_width"),
-    *("sequence", "micro_batch"),
+    *("sequence", "micro_batch", "lora_rank"),
 }
 """Attributes whose products are FLOPs or bytes."""
 FORMULAS = {"estimator/lower/", "estimator/model.py"}
