@@ -61,6 +61,8 @@ class Convention:
     interleaves: bool = False
     """Whether its recipes interleave when the number of chunks is not given."""
     parallel_residual: bool = False
+    selective_is_every_second_layer: bool = False
+    """Its selective recompute runs every second layer again, not the attention core."""
 
     def precision(self, cluster: Cluster) -> str:
         """The precision of a run that does not say."""
@@ -70,6 +72,15 @@ class Convention:
 
 
 CONVENTIONS: tuple[Convention, ...] = (
+    # MLPerf submissions of NVIDIA's partners: fp8 recipes.
+    Convention(
+        name="mlperf",
+        pattern=r"\bmlperf\b",
+        stack="nemo",
+        zero=1,
+        sequence_parallel=True,
+        half="fp8",
+    ),
     # GPT-NeoX on DeepSpeed's pipeline engine: checkpoints every layer.
     Convention(
         name="gpt-neox",
@@ -111,15 +122,6 @@ CONVENTIONS: tuple[Convention, ...] = (
         sequence_parallel=True,
         half="bf16",
     ),
-    # MLPerf submissions of NVIDIA's partners: fp8 recipes.
-    Convention(
-        name="mlperf",
-        pattern=r"\bmlperf\b",
-        stack="megatron",
-        zero=1,
-        sequence_parallel=True,
-        half="fp8",
-    ),
     Convention(
         name="nemo-automodel",
         pattern=r"automodel",
@@ -130,7 +132,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="nemo",
         pattern=r"nemo|megatron-bridge|\bngc\b|nvidia",
-        stack="megatron",
+        stack="nemo",
         zero=1,
         sequence_parallel=True,
         interleaves=True,
@@ -150,13 +152,23 @@ CONVENTIONS: tuple[Convention, ...] = (
         zero=1,
         sequence_parallel=False,
     ),
-    # torch FSDP and XLA's equivalent.
+    # MaxText recomputes whole layers unless told otherwise (remat_policy: full).
     Convention(
-        name="fsdp",
-        pattern=r"fsdp|torchtitan|composer|llm-foundry|maxtext|paxml|pytorch",
+        name="maxtext",
+        pattern=r"maxtext",
         stack="fsdp",
         zero=3,
         sequence_parallel=True,
+        recompute="full",
+    ),
+    # torch FSDP and XLA's equivalent.
+    Convention(
+        name="fsdp",
+        pattern=r"fsdp|torchtitan|composer|llm-foundry|paxml|pytorch",
+        stack="fsdp",
+        zero=3,
+        sequence_parallel=True,
+        selective_is_every_second_layer=True,
     ),
 )
 

@@ -210,7 +210,7 @@ def _node(run: Run) -> tuple[Cluster, bool]:
 
 def _workload(run: Run, convention: Convention, cluster: Cluster, assume: _Assumptions) -> Workload:
     said = (run.precision or "").lower()
-    precision = next((p for p in ("fp8", "bf16", "fp16", "tf32", "fp32") if p in said), None)
+    precision = next((p for p in ("fp8", "fp4", "bf16", "fp16", "tf32", "fp32") if p in said), None)
     if said and precision is None:
         raise UnmappedError(f"precision {run.precision!r} is not supported yet")
     precision = assume("precision", precision, convention.precision(cluster), "usual for its stack")
@@ -271,6 +271,10 @@ def _plan(
     if recompute not in (None, "none", "selective", "full"):
         raise UnmappedError(f"recompute {run.recompute!r} is unknown; use none, selective or full")
     recompute = assume("recompute", recompute, convention.recompute, "usual for its stack")
+    recompute_layers = None
+    if recompute == "selective" and convention.selective_is_every_second_layer:
+        recompute, recompute_layers = "full", -(-model.layers // pp // 2)
+        assume("recompute_layers", None, recompute_layers, "selective is every second layer there")
     sequence_parallel = assume(
         "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
     )
@@ -282,6 +286,7 @@ def _plan(
         micro_batch=micro_batch,
         interleave=_interleave(run, convention, model, pp, workload, dp * micro_batch, assume),
         recompute=recompute,
+        recompute_layers=recompute_layers,
         sequence_parallel=bool(sequence_parallel) and tp > 1,
         zero=_zero(run, convention, dp * cp, assume),
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 Mode = Literal["train", "forward"]
 Attention = Literal["flash", "eager"]
 Optimizer = Literal["adam", "sgd", "sgd-momentum"]
 
+CAST_PRECISIONS = ("fp8", "fp4")
+"""Precisions that only GEMMs with weights run in, after a cast."""
 OPTIMIZER_STATES: dict[str, int] = {"adam": 2, "sgd-momentum": 1, "sgd": 0}
 """fp32 moments that each optimizer keeps per parameter."""
 
@@ -25,7 +27,7 @@ class Workload:
     sequence: int
     """Tokens per sequence."""
     precision: Precision = "bf16"
-    """Of the GEMMs. fp8 keeps bf16 activations in memory and casts before each GEMM."""
+    """Of the GEMMs. fp8 and fp4 keep bf16 activations in memory and cast before each GEMM."""
     mode: Mode = "train"
     attention: Attention = "flash"
     """``eager`` writes the sequence x sequence scores to memory, ``flash`` does not."""
@@ -44,7 +46,7 @@ class Workload:
         if self.attention == "flash" and self.activation_bytes == 4:
             raise ValueError(
                 f"flash attention runs in half precision, not {self.precision}; "
-                "use attention eager, or fp16, bf16 or fp8"
+                "use attention eager, or fp16, bf16, fp8 or fp4"
             )
         if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank={self.lora_rank} must be at least 1")

@@ -14,7 +14,7 @@ from estimator.cluster import Cluster, Device
 from estimator.cost.collectives import ROUNDS, linear_seconds
 from estimator.lower.slots import Columns, FloatArray
 from estimator.stack import Stack
-from estimator.workload import Workload
+from estimator.workload import CAST_PRECISIONS, Workload
 
 SMALL_HEAD = 100
 """Head sizes below this run fused attention at the table's ``small_head`` share."""
@@ -109,8 +109,8 @@ class Roofline:
 
 
 def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:
-    """The dtype that a GEMM runs in: fp8 only where weights are cast, bf16 elsewhere."""
-    if workload.precision == "fp8" and not low_precision:
+    """The dtype that a GEMM runs in: fp8 and fp4 only where weights are cast, bf16 elsewhere."""
+    if workload.precision in CAST_PRECISIONS and not low_precision:
         return "bf16"
     return workload.precision
 

@@ -40,7 +40,7 @@ class Slot:
     recomputed_by: frozenset[str] = NEVER
     """Recompute kinds that run this forward slot again in backward."""
     low_precision: bool = False
-    """A GEMM with weights, which fp8 training runs in fp8."""
+    """A GEMM with weights, which fp8 (or fp4) training runs in fp8."""
     asynchronous: bool = False
     """A backward collective that may run beside the GEMMs of its own column-parallel layer."""
     shields: bool = False

@@ -27,7 +27,7 @@ from estimator.lower.slots import (
 )
 from estimator.model import Transformer
 from estimator.stack import Stack
-from estimator.workload import Workload
+from estimator.workload import CAST_PRECISIONS, Workload
 
 FUSED_LOSS_PASSES = (2.0, 3.0)
 """Passes over the half-precision logits, forward and backward, of a fused cross-entropy."""
@@ -259,12 +259,12 @@ def _tp_leave(low: Lowering, name: str, place: Place) -> None:
 
 
 def _layer_extras(low: Lowering) -> None:
-    """fp8 casts of GEMM inputs, and the read and write of fp32 main gradients."""
+    """Casts of GEMM inputs to fp8 or fp4, and the read and write of fp32 main gradients."""
     model, tp = low.model, low.keys.tp
-    if low.workload.precision == "fp8":
+    if low.workload.precision in CAST_PRECISIONS:
         width = 2 * model.hidden + (model.ffn + model.attention_width) / tp
         cast = 4.0 * low.tokens * width
-        low.memory("fp8 casts", "layer", forward=cast, backward=1.5 * cast)
+        low.memory("casts", "layer", forward=cast, backward=1.5 * cast)
     share = low.stack.gradient_accumulation_traffic
     if share and low.workload.mode == "train" and low.workload.lora_rank is None:
         low.rows.add(

@@ -31,9 +31,9 @@ def validation_text(file: RunsFile, report: Validation) -> None:
     every = report.overall
     say(
         out,
-        f"{len(report.rows)} rows, {every.rows} with a measured time, {every.mapped} of them mapped "
-        f"({percent(every.mapped / every.rows if every.rows else 0)} %), "
-        f"{every.configurations} distinct configurations",
+        f"{len(report.rows)} rows, {every.rows} with a measured time; of these "
+        f"{every.mapped} mapped ({percent(every.mapped / every.rows if every.rows else 0)} %), "
+        f"{every.configurations} of them distinct",
         style="bold",
     )
     if every.configurations:

@@ -156,7 +156,7 @@ DEVICE = (CATALOG / "devices" / "a100-sxm-80gb.yaml").read_text()
         (
             "  bf16: 312",
             "  bf17: 312",
-            "peaks.bf17: must be 'fp32', 'tf32', 'fp16', 'bf16' or 'fp8'",
+            "peaks.bf17: must be 'fp32', 'tf32', 'fp16', 'bf16', 'fp8' or 'fp4'",
         ),
         ("312 TFLOP/s", "0 TFLOP/s", "peaks.fp16: must be greater than 0"),
         ("sms: 108", "sms: 108.5", "sms: must be a valid integer, not 108.5"),

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import PRICING, problem, small
 
 from estimator import Plan, Plans
 from estimator.catalog import load_cluster, load_device, load_model, load_stack
 from search import contracts
 from search.objective import limited_by
 from search.study import recommend
+from tests.search.fakes import PRICING, problem, small
 
 
 @pytest.fixture(scope="module")

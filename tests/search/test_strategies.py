@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fakes import PRICING, problem, small, space
 
 from estimator.plan import NAMES, Plans
 from search.objective import score
@@ -14,6 +13,7 @@ from search.sampling import OptunaSampling
 from search.strategies import Exhaustive, Strategy
 from search.study import Recommendation, recommend
 from spaces import Constraints, TransformerSpace
+from tests.search.fakes import PRICING, problem, small, space
 
 MAKERS: dict[str, Callable[[TransformerSpace], Strategy]] = {
     "exhaustive": Exhaustive,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import PRICING, problem, small, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from search.pareto import rank
 from search.strategies import Exhaustive
 from search.study import Recommendation, recommend
 from spaces import Constraints, TransformerSpace
+from tests.search.fakes import PRICING, problem, small, space
 
 SMALL = small()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from problems import problem
 
 from spaces import Constraints, TransformerSpace
+from tests.spaces.problems import problem
 
 
 def build(**asked: list[str]) -> TransformerSpace:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import problem, problems
 
 from estimator import Plan, Plans
 from estimator.plan import CHOICES, FLAGS
 from spaces import Problem, TransformerSpace
 from spaces.rules import broken_rule
 from spaces.stages import end_stages, fullest_stage
+from tests.spaces.problems import problem, problems
 
 
 def stage_sizes(layers: int, plan: Plan) -> list[int] | None:

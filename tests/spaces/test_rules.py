@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from problems import STACK, problem
 
 from estimator.plan import Plan, Plans
 from spaces import RULES, Problem, check, check_problem, rule_text
 from spaces.rules import SPACE_ONLY, broken_rule
+from tests.spaces.problems import STACK, problem
 
 EVEN = replace(STACK, name="even", uneven_stages=False, interleaving=False)
 NARROW = replace(STACK, name="narrow", recompute=("none", "full"), zero=(0, 1), pipeline_zero=(0,))

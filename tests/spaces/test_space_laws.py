@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from problems import every_point, problems
 
 from estimator.plan import NAMES, UNSET, Plans
 from spaces import RULES, Constraints, Problem, TransformerSpace, check
 from spaces.rules import SPACE_ONLY, broken_rule
+from tests.spaces.problems import every_point, problems
 
 CONSTRAINTS = st.sampled_from(
     [
@@ -165,7 +165,7 @@ def test_a_rule_reads_only_the_fields_it_names(rule: object, problem: Problem, s
 
 
 def test_a_sample_is_seeded_and_holds_no_plan_twice() -> None:
-    from problems import problem
+    from tests.spaces.problems import problem
 
     space = build(problem(16, model="llama-3.1-8b"))
     one, again, other = space.sample(50, seed=1), space.sample(50, seed=1), space.sample(50, seed=2)
