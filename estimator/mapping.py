@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from estimator import catalog
 from estimator.cluster import Cluster
 from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
 from estimator.model import Transformer
-from estimator.plan import Plan
+from estimator.plan import Plan, Recompute
 from estimator.runs import Run
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -267,14 +267,7 @@ def _plan(
         raise UnmappedError(f"contradiction: tp={tp} does not divide {model.heads} heads")
     if pp > model.layers:
         raise UnmappedError(f"contradiction: pp={pp} exceeds {model.layers} layers")
-    recompute = run.recompute.lower() if run.recompute else None
-    if recompute not in (None, "none", "selective", "full"):
-        raise UnmappedError(f"recompute {run.recompute!r} is unknown; use none, selective or full")
-    recompute = assume("recompute", recompute, convention.recompute, "usual for its stack")
-    recompute_layers = None
-    if recompute == "selective" and convention.selective_is_every_second_layer:
-        recompute, recompute_layers = "full", -(-model.layers // pp // 2)
-        assume("recompute_layers", None, recompute_layers, "selective is every second layer there")
+    recompute, recompute_layers = _recompute(run, convention, model.layers // pp, assume)
     sequence_parallel = assume(
         "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
     )
@@ -290,6 +283,22 @@ def _plan(
         sequence_parallel=bool(sequence_parallel) and tp > 1,
         zero=_zero(run, convention, dp * cp, assume),
     )
+
+
+def _recompute(
+    run: Run, convention: Convention, layers: int, assume: _Assumptions
+) -> tuple[Recompute, int | None]:
+    """Kind and, where not all, the layers of a stage."""
+    word = run.recompute.lower() if run.recompute else None
+    said = next((kind for kind in get_args(Recompute) if kind == word), None)
+    if word and said is None:
+        raise UnmappedError(f"recompute {run.recompute!r} is unknown; use none, selective or full")
+    kind: Recompute = assume("recompute", said, convention.recompute, "usual for its stack")
+    if kind == "selective" and convention.selective_is_every_second_layer:
+        every_second = max(layers // 2, 1)
+        assume("recompute_layers", None, every_second, "selective is every second layer there")
+        return "full", every_second
+    return kind, None
 
 
 def _zero(run: Run, convention: Convention, ranks: int, assume: _Assumptions) -> int:

@@ -386,9 +386,15 @@ def wrong_exports(source: Source) -> Iterator[str]:
     """Differences between ``__all__`` of a face and the public names it binds."""
     bound: set[str] = set()
     listed: list[str] = []
-    for node in source.tree.body:
+    lazy = [
+        inner
+        for node in source.tree.body
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in node.body
+    ]
+    for node in [*source.tree.body, *lazy]:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            if isinstance(node, ast.ImportFrom) and node.module in ("__future__", "typing"):
                 continue
             bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -411,6 +417,8 @@ def wrong_exports(source: Source) -> Iterator[str]:
         ("from a import Plan, fit\n__all__ = ['Plan']", True),
         ("from a import Plan\n__all__ = ['Plan', 'fit']", True),
         ("from a import Plan", True),
+        ("if TYPE_CHECKING:\n    from a import Plan\n__all__ = ['Plan']", False),
+        ("if TYPE_CHECKING:\n    from a import Plan\n__all__ = []", True),
         ('"""A face without names."""', False),
     ],
 )

@@ -21,7 +21,7 @@ ClusterName = Annotated[
 GlobalBatch = Annotated[int, typer.Option("--global-batch", help="Sequences per step.")]
 Sequence = Annotated[int, typer.Option("--seq", help="Tokens per sequence.")]
 PrecisionName = Annotated[
-    str, typer.Option("--precision", help="fp32, tf32, fp16, bf16, fp8 or fp4.")
+    str, typer.Option("--precision", help="fp32, tf32, fp16, bf16, fp8, fp4.")
 ]
 AttentionName = Annotated[str, typer.Option("--attention", help="flash or eager.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adam, sgd or sgd-momentum.")]
