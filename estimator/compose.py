@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
@@ -19,6 +20,7 @@ from estimator.layer import (
     CP,
     DP,
     HOST,
+    PARTS,
     PP,
     TP,
     LayerSeconds,
@@ -26,7 +28,7 @@ from estimator.layer import (
 )
 from estimator.lower.keys import layer_keys, overlaps
 from estimator.lower.memory import PeakMemory, peak_memory_parts, recomputed_layers
-from estimator.lower.slots import FloatArray, IntArray
+from estimator.lower.slots import FloatArray, IntArray, largest_row
 from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
@@ -159,7 +161,7 @@ class _Composition:
         again = recomputed_layers(plans, layers)
         forward, backward = self._stage_seconds(count, layers, again)
         pipeline = pipeline_seconds(forward, backward, count, plans, m)
-        critical = (forward + backward).argmax(axis=0)
+        critical = largest_row(forward + backward)
         row = np.arange(len(plans))
         on_stage, hidden, phases = self._critical_parts(
             critical, layers[critical, row], again[critical, row], m
@@ -264,38 +266,35 @@ class _Composition:
         Also the compute seconds of its phases.
         """
         costs, key = self.layers, self.key_P
-        train = self.workload.mode == "train"
-        base = self._base_kind()
-        first = (critical == 0)[:, None]
-        last = ((critical == 3) | (self.plans.pp == 1))[:, None]
-        crossings = (self._crossings() * (2 if train else 1))[:, None]
-        n, k = layers[:, None], again[:, None]
+        passes = 2 if self.workload.mode == "train" else 1
+        last = (critical == 3) | (self.plans.pp == 1)
 
-        def total(name: str) -> FloatArray:
-            def at(one: str) -> FloatArray:
-                value: FloatArray = getattr(getattr(costs, one), name)
-                return value
+        def times(
+            weight: FloatArray | IntArray | NDArray[np.bool_], rows: FloatArray
+        ) -> FloatArray:
+            product: FloatArray = weight[:, None] * rows
+            return product
 
-            seconds: FloatArray = (
-                n * (at("forward")[key] + at("backward")[base, key])
-                + k * (at("backward")[FULL] - at("backward")[0])[key]
-                + first * (at("embedding_forward") + at("embedding_backward"))[key]
-                + last * (at("head_forward") + at("head_backward"))[key]
-                + crossings * at("boundary")[key]
-            )
-            return m[:, None] * seconds
-
-        exposed, hidden = total("exposed"), total("hidden")
-        edges = first[:, 0] * costs.embedding_forward.exposed[key, COMPUTE]
-        edges = edges + last[:, 0] * costs.head_forward.exposed[key, COMPUTE]
-        forward = m * (layers * costs.forward.exposed[key, COMPUTE] + edges)
-        repeated = m * (layers * costs.again[base, key] + again * costs.again[FULL, key])
-        phases = {
-            "forward": forward,
-            "recompute": repeated,
-            "backward": exposed[:, COMPUTE] - forward - repeated,
-        }
-        return exposed, hidden, phases
+        layer = costs.layer_table
+        kinds = len(layer)
+        by_kind = layer.reshape(-1, layer.shape[-1])
+        base = self._base_kind() * (len(by_kind) // kinds) + key
+        total = times(layers, np.take(by_kind, base, axis=0))
+        total += times(again, np.take(layer[FULL] - layer[0], key, axis=0))
+        total += times(critical == 0, np.take(costs.embedding_table, key, axis=0))
+        total += times(last, np.take(costs.head_table, key, axis=0))
+        total += times(passes * self._crossings(), np.take(costs.boundary_table, key, axis=0))
+        total *= m[:, None]
+        exposed, hidden, phases = np.split(total, (PARTS, 2 * PARTS), axis=1)
+        return (
+            exposed,
+            hidden,
+            {
+                "forward": phases[:, 0],
+                "recompute": phases[:, 1],
+                "backward": exposed[:, COMPUTE] - phases[:, 0] - phases[:, 1],
+            },
+        )
 
     def _data_parallel(
         self, forward: FloatArray, backward: FloatArray, count: IntArray, m: IntArray

@@ -19,6 +19,7 @@ from estimator.workload import Workload
 
 PASS_PARTS = ("compute", "tp", "cp", "pp", "dp", "host")
 COMPUTE, TP, CP, PP, DP, HOST = range(len(PASS_PARTS))
+PARTS = len(PASS_PARTS)
 FLOOR_NORM = 6.0
 """Kernels and their launches overlap: a 6-norm passes smoothly from the longer to the longer
 (fitted form, robust least squares on 607 published training runs)."""
@@ -53,6 +54,58 @@ class LayerSeconds:
     head_backward: Pass
     boundary: Pass
     """One crossing between stages, in either direction."""
+
+    @property
+    def layer_table(self) -> FloatArray:
+        """Forward and backward of a layer, (R, U, 2 K + 2).
+
+        Exposed parts, hidden parts, and of compute what is forward and what is recompute.
+        """
+        kinds = len(self.again)
+        forward = self.forward.exposed[:, COMPUTE]
+        return np.stack(
+            [
+                _table(
+                    self.forward,
+                    Pass(exposed=self.backward.exposed[r], hidden=self.backward.hidden[r]),
+                    forward,
+                    self.again[r],
+                )
+                for r in range(kinds)
+            ]
+        )
+
+    @property
+    def embedding_table(self) -> FloatArray:
+        """The same of the embedding, (U, 2 K + 2)."""
+        return self._edge(self.embedding_forward, self.embedding_backward)
+
+    @property
+    def head_table(self) -> FloatArray:
+        """The same of the head, (U, 2 K + 2)."""
+        return self._edge(self.head_forward, self.head_backward)
+
+    @property
+    def boundary_table(self) -> FloatArray:
+        """The same of one crossing, (U, 2 K + 2)."""
+        nothing = Pass(
+            exposed=np.zeros_like(self.boundary.exposed), hidden=np.zeros_like(self.boundary.hidden)
+        )
+        return self._edge(self.boundary, nothing)
+
+    def _edge(self, forward: Pass, backward: Pass) -> FloatArray:
+        compute = forward.exposed[:, COMPUTE]
+        return _table(forward, backward, compute, np.zeros_like(compute))
+
+
+def _table(forward: Pass, backward: Pass, compute: FloatArray, again: FloatArray) -> FloatArray:
+    parts = (
+        forward.exposed + backward.exposed,
+        forward.hidden + backward.hidden,
+        compute[:, None],
+        again[:, None],
+    )
+    return np.concatenate(parts, axis=1)
 
 
 class _Sums:

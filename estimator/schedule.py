@@ -144,7 +144,8 @@ def _longest_path(
         for one, other in ((forward_CP, backward_CP), (backward_CP, forward_CP)):
             paths = paths + _turn(one, other, count_CP, pp, ahead, wraps, last, stand, slope)
         possible = (stand >= least) & (stand <= last) & (count_CP > 0)
-        best = np.maximum(best, np.where(possible, paths, -np.inf).max(axis=0))
+        for row in np.where(possible, paths, -np.inf):
+            best = np.maximum(best, row)
     return best
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from estimator.estimate import ALLOCATED_PARTS
 from estimator.lower.keys import Keys
-from estimator.lower.slots import FloatArray, IntArray
+from estimator.lower.slots import FloatArray, IntArray, largest_row
 from estimator.lower.step import Shards, state_bytes
 from estimator.lower.transformer import vocab_rows
 from estimator.model import Transformer
@@ -187,7 +187,7 @@ def peak_memory_parts(
 
     state_total = sum(states.values(), np.zeros(shards.parameters_CU.shape))
     allocated = np.where(exists, state_total[:, step_P] + activations + logits, 0.0)
-    fullest = allocated.argmax(axis=0)
+    fullest = largest_row(allocated)
     row = np.arange(len(plans))
     parts = {name: value[fullest, step_P] for name, value in states.items()}
     parts["activations"] = activations[fullest, row]

@@ -124,3 +124,13 @@ def unique_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
 def ranks_inside(size: IntArray, stride: IntArray, domain: int) -> FloatArray:
     """Ranks of a group that lie in one scale-up domain, when they are ``stride`` ranks apart."""
     return np.clip(domain // stride, 1, size).astype(float)
+
+
+def largest_row(rows: FloatArray) -> IntArray:
+    """``rows.argmax(axis=0)`` for few rows of many columns, several times as fast."""
+    index = np.zeros(rows.shape[1], dtype=np.int64)
+    best = rows[0]
+    for i in range(1, len(rows)):
+        index[rows[i] > best] = i
+        best = np.maximum(best, rows[i])
+    return index
