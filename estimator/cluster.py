@@ -62,6 +62,8 @@ class Cluster:
     """Devices that reach each other over ``scale_up`` (a node, or a rack for NVL72 parts)."""
     scale_out: Link | None
     """``None`` only where one scale-up domain holds all devices."""
+    memory_margin: float = 0.0
+    """Share of each device's memory that plans must leave free."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 1:
@@ -73,6 +75,10 @@ class Cluster:
             raise ValueError(
                 f"scale_up_domain={self.scale_up_domain} of {self.name} must be at least 1"
             )
+        if not 0 <= self.memory_margin < 1:
+            raise ValueError(
+                f"memory_margin={self.memory_margin} must be a share from 0 to below 1"
+            )
         if self.scale_out is None and self.gpus > self.scale_up_domain:
             raise ValueError(
                 f"cluster {self.name} has {self.gpus} GPUs in domains of {self.scale_up_domain} "
@@ -83,6 +89,11 @@ class Cluster:
     def gpus(self) -> int:
         """All devices: the world size."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Bytes that a plan may use of one device."""
+        return self.device.memory_bytes * (1 - self.memory_margin)
 
     @property
     def price_per_hour(self) -> float | None:

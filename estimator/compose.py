@@ -203,7 +203,7 @@ class _Composition:
             ),
             uncertainty=np.full(len(plans), self._uncertainty()),
             origin={part: self.pricer.origin for part in TIME_PARTS},
-            capacity_bytes=self.cluster.device.memory_bytes,
+            capacity_bytes=self.cluster.capacity_bytes,
             tokens_per_step=self.workload.tokens,
             model_flops=model_flops(self.model, self.workload),
             peak_flops=self.cluster.gpus * self.cluster.peak(self.workload.precision),

@@ -43,7 +43,7 @@ def nearest_misses(
         Miss(
             plan=plans[row],
             peak_bytes=float(peak[row]),
-            excess_bytes=float(peak[row] - problem.cluster.device.memory_bytes),
+            excess_bytes=float(peak[row] - problem.cluster.capacity_bytes),
             change=smallest_change(wide, plans[row], pricing),
         )
         for row in range(len(plans))
@@ -67,7 +67,7 @@ def smallest_change(space: TransformerSpace, plan: Plan, pricing: Pricing) -> st
     points, steps = points[legal], steps[legal]
     plans = space.plans(points)
     peak = pricing.peak_bytes(space.problem, plans)
-    fits = peak <= space.problem.cluster.device.memory_bytes
+    fits = peak <= space.problem.cluster.capacity_bytes
     if not fits.any():
         return None
     # Fewest steps first; among those the one that gives up least memory.
@@ -114,7 +114,7 @@ def gpus_needed(problem: Problem, constraints: Constraints, pricing: Pricing) ->
         except ValueError:
             return None
         for plans in space.blocks():
-            if (pricing.peak_bytes(larger, plans) <= cluster.device.memory_bytes).any():
+            if (pricing.peak_bytes(larger, plans) <= cluster.capacity_bytes).any():
                 return cluster.gpus
         factor *= 2
     return None

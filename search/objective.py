@@ -55,7 +55,7 @@ class Scores:
 def score(problem: Problem, plans: Plans, pricing: Pricing) -> Scores:
     """Memory of all plans first, then time of those that fit: the cheap question prunes."""
     peak = pricing.peak_bytes(problem, plans)
-    excess = peak - problem.cluster.device.memory_bytes
+    excess = peak - problem.cluster.capacity_bytes
     fits = excess <= 0
     seconds = np.full(len(plans), np.inf)
     if fits.any():

@@ -23,6 +23,7 @@ def estimate(
     mode: options.ModeName = "train",
     dropout: options.Dropout = False,
     lora_rank: options.LoraRank = None,
+    margin: options.Margin = options.MARGIN,
     tokens: options.Tokens = None,
     stack: options.StackName = "megatron",
     cost: options.CostName = "analytic",
@@ -44,6 +45,7 @@ def estimate(
         mode=mode,
         dropout=dropout,
         lora_rank=lora_rank,
+        margin=margin,
         tokens=tokens,
     )
     from search import contracts

@@ -32,6 +32,11 @@ LoraRank = Annotated[
 Tokens = Annotated[
     float | None, typer.Option("--tokens", help="Token budget of the run, for days and dollars.")
 ]
+Margin = Annotated[
+    float, typer.Option("--margin", help="Share of each device's memory to leave free.")
+]
+MARGIN = 0.03
+"""The error of the memory model on runs that were not fitted is 1 to 2 %."""
 ModeName = Annotated[str, typer.Option("--mode", help="train or forward.")]
 StackName = Annotated[str, typer.Option("--stack", help="A framework by name, or a YAML file.")]
 CostName = Annotated[str, typer.Option("--cost", help="Cost model: analytic.")]
@@ -53,9 +58,11 @@ def load_problem(
     mode: str,
     dropout: bool,
     lora_rank: int | None,
+    margin: float,
     tokens: float | None,
 ) -> Problem:
     """The problem that the options describe; ``ValueError`` in one line for a bad one."""
+    from dataclasses import replace
     from typing import get_args
 
     from estimator import workload as words
@@ -81,7 +88,10 @@ def load_problem(
         token_budget=tokens,
         lora_rank=lora_rank,
     )
-    problem = Problem(load_model(model), workload, load_cluster(cluster), load_stack(stack))
+    if not 0 <= margin < 1:
+        raise ValueError(f"margin={margin} must be a share of memory from 0 to below 1")
+    place = replace(load_cluster(cluster), memory_margin=margin)
+    problem = Problem(load_model(model), workload, place, load_stack(stack))
     check_problem(problem.model, workload, problem.cluster, problem.stack)
     return problem
 

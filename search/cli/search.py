@@ -27,6 +27,7 @@ def search(
     mode: options.ModeName = "train",
     dropout: options.Dropout = False,
     lora_rank: options.LoraRank = None,
+    margin: options.Margin = options.MARGIN,
     tokens: options.Tokens = None,
     stack: options.StackName = "megatron",
     cost: options.CostName = "analytic",
@@ -63,6 +64,7 @@ def search(
         mode=mode,
         dropout=dropout,
         lora_rank=lora_rank,
+        margin=margin,
         tokens=tokens,
     )
     from search import contracts

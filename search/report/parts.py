@@ -33,11 +33,17 @@ def budget_line(budget: Mapping[str, float | None] | None) -> str | None:
     return line + (f" and ${dollars:,.0f}" if dollars is not None else " (no price known)")
 
 
+def margin_words(problem: Problem) -> str:
+    """What is kept of the device's memory beyond the capacity, in brackets."""
+    margin = problem.cluster.memory_margin
+    return f" ({share(margin, 1)} of the device kept free)" if margin else ""
+
+
 def estimate_text(problem: Problem, value: Estimate) -> None:
     """Print what a plan costs, part by part."""
     out = console()
     say(out, f"{problem.model.name} on {problem.cluster.name}: {value.plan}")
-    say(out, verdict(value), style="bold")
+    say(out, verdict(problem, value), style="bold")
     say(
         out,
         f"step {seconds(value.step_seconds)} s "
@@ -70,14 +76,16 @@ def estimate_text(problem: Problem, value: Estimate) -> None:
     out.print(table)
 
 
-def verdict(value: Estimate) -> str:
+def verdict(problem: Problem, value: Estimate) -> str:
     """Whether the plan fits, with the bytes that say so."""
     over = value.peak_bytes - value.capacity_bytes
     if value.fits:
-        return f"fits: {gib(value.peak_bytes)} of {gib(value.capacity_bytes)} GiB"
+        return f"fits: {gib(value.peak_bytes)} of {gib(value.capacity_bytes)} GiB" + margin_words(
+            problem
+        )
     return (
         f"does not fit: {gib(value.peak_bytes)} GiB is {gib(over)} GiB ({over:,.0f} bytes) over "
-        f"the {gib(value.capacity_bytes)} GiB of the device"
+        f"the {gib(value.capacity_bytes)} GiB{margin_words(problem)}"
     )
 
 
@@ -86,7 +94,7 @@ def comparison_text(problem: Problem, one: Estimate, other: Estimate) -> None:
     out = console()
     say(out, f"{problem.model.name} on {problem.cluster.name}")
     for letter, value in (("A", one), ("B", other)):
-        say(out, f"{letter}  {value.plan}\n   {verdict(value)}")
+        say(out, f"{letter}  {value.plan}\n   {verdict(problem, value)}")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("part", "A", "B", "B - A"):
         table.add_column(name, justify="left" if name == "part" else "right")

@@ -11,7 +11,7 @@ from rich.table import Table
 from estimator.plan import ALIASES, NAMES, Plan
 from search.contracts import budget_of
 from search.misses import Miss
-from search.report.parts import budget_line, parts_line
+from search.report.parts import budget_line, margin_words, parts_line
 from search.report.units import console, gib, large, say, seconds, share
 from search.study import Ranked, Recommendation
 from spaces import rule_text
@@ -108,8 +108,7 @@ def _best(out: Console, result: Recommendation) -> None:
     say(
         out,
         f"  memory  {parts_line(best.memory, best.peak_bytes)}; "
-        f"{gib(best.peak_bytes)} of {gib(best.capacity_bytes)} GiB, "
-        f"{share(best.capacity_bytes - best.peak_bytes, best.capacity_bytes)} free",
+        f"{gib(best.peak_bytes)} of {gib(best.capacity_bytes)} GiB{margin_words(result.problem)}",
     )
     line = budget_line(budget_of(result.problem, best))
     if line:

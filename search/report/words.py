@@ -39,7 +39,7 @@ def explanation_text(problem: Problem, value: Estimate) -> None:
     )
     limit = limited_by(value)
     say(out, f"- It is limited by {LIMITS[limit]}.")
-    say(out, f"- It {verdict(value)}: {parts_line(value.memory, value.peak_bytes)}.")
+    say(out, f"- It {verdict(problem, value)}: {parts_line(value.memory, value.peak_bytes)}.")
     for stage in value.stages:
         say(
             out,
