@@ -126,12 +126,17 @@ def peak_memory(
     return total
 
 
+def check_cost_model(name: str) -> None:
+    """``ValueError`` for a name that no cost model has; it lists those that are."""
+    if name not in COST_MODELS:
+        raise ValueError(f"unknown cost model {name!r}; use one of {', '.join(COST_MODELS)}")
+
+
 def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
     """The cost model of a name; ``ValueError`` lists the known ones."""
     if not isinstance(cost, str):
         return cost
-    if cost != "analytic":
-        raise ValueError(f"unknown cost model {cost!r}; use one of {', '.join(COST_MODELS)}")
+    check_cost_model(cost)
     return roofline(cluster.device)
 
 

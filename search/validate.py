@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from estimator.compose import estimate
+from estimator.compose import check_cost_model, estimate
 from estimator.estimate import Estimate
 from estimator.lower.transformer import model_flops
 from estimator.mapping import Mapped, UnmappedError, map_run
@@ -64,8 +64,10 @@ def score(
 ) -> list[Scored]:
     """Map and price runs of a role (all without one); rows of one problem are priced together.
 
-    Rows that their file marks as unusable or of grade C are scored on nothing.
+    Rows that their file marks as unusable or of grade C are scored on nothing. Raises
+    ``ValueError`` for an unknown cost model.
     """
+    check_cost_model(cost)
     chosen = [run for run in runs if role is None or run.role == role]
     rows: list[Scored | None] = [None] * len(chosen)
     together: dict[tuple[Any, ...], list[tuple[int, Mapped]]] = defaultdict(list)

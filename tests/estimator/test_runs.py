@@ -1,0 +1,185 @@
+"""Measured runs: reading, units, and the mapping of hand-worked rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from estimator.mapping import UnmappedError, map_run
+from estimator.runs import Run, read_runs
+
+LLAMA = Run(
+    model="llama-3.1-8b",
+    gpu="H100-SXM5-80GB",
+    n_gpus=16,
+    framework="NeMo",
+    global_batch=128,
+    seq_len=8192,
+    tp=2,
+    iter_time_s=4.0,
+)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "runs.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_hand_worked_row(tmp_path: Path) -> None:
+    """2048 sequences of 2048 tokens on 512 GPUs at 741 tokens/s each are 11.055 s."""
+    path = write(
+        tmp_path,
+        "model,gpu,n_gpus,global_batch,seq_len,tokens_per_s_per_gpu,mem_gb_per_gpu,mem_kind\n"
+        "gpt3-175b,H100-SXM5-80GB,512.0,2048,2048,741,60.5,GiB max reserved\n",
+    )
+    (run,) = read_runs(path).runs
+    assert run.n_gpus == 512
+    assert run.seconds == pytest.approx(2048 * 2048 / (741 * 512), rel=1e-9)
+    assert run.peak_bytes == pytest.approx(60.5 * 2**30, rel=1e-9)
+    assert (run.memory_kind, run.memory_rank) == ("reserved", "max")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rank"),
+    [
+        ("max over ranks of max_memory_allocated (1e9 bytes)", "allocated", "max"),
+        ("torch max allocated (1e9 bytes), rank 0", "allocated", "first"),
+        ("GiB, max reserved logged by torchtitan", "reserved", "max"),
+        ("GPU memory GB as printed (nvidia-smi)", "device", "unsaid"),
+        ("allocated, last rank", "allocated", "last"),
+    ],
+)
+def test_kinds_of_memory(text: str, kind: str, rank: str) -> None:
+    run = Run(mem_gb_per_gpu=1.0, mem_kind=text)
+    assert (run.memory_kind, run.memory_rank) == (kind, rank)
+
+
+def test_time_from_samples() -> None:
+    assert Run(global_batch=64, samples_per_s=16.0).seconds == 4.0
+    assert Run(tokens_per_s_per_gpu=100.0).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a,b\n1,2\n", "has none of the columns of a run"),
+        ("gpu,n_gpus\n", "has no rows"),
+        ("gpu,gpu\nx,y\n", "names column gpu twice"),
+        ("gpu,n_gpus\nH100,8,9\n", "line 2 has more cells than the first line"),
+        ("gpu,n_gpus\nH100,many\n", "line 2: n_gpus='many': input should be a valid integer"),
+        ("gpu,n_gpus\nH100,0\n", "line 2: n_gpus='0': input should be greater than or equal to 1"),
+        ("gpu,iter_time_s\nH100,-3\n", "line 2: iter_time_s='-3': input should be greater than 0"),
+        ("gpu,iter_time_s\nH100,nan\n", "line 2: iter_time_s='nan': input should be"),
+        ("gpu,sp\nH100,perhaps\n", "line 2: sp='perhaps': input should be a valid boolean"),
+        ('gpu,model\nH100,"open\n', "is not a CSV of text in UTF-8"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(ValueError) as error:
+        read_runs(write(tmp_path, text))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a directory; give a CSV"):
+        read_runs(tmp_path)
+    with pytest.raises(ValueError, match="does not exist; give a CSV"):
+        read_runs(tmp_path / "none.csv")
+    binary = tmp_path / "runs.csv"
+    binary.write_bytes(b"\xff\xfe\x00gpu")
+    with pytest.raises(ValueError, match="is not a CSV of text in UTF-8"):
+        read_runs(binary)
+
+
+def test_what_is_not_said_is_assumed_and_recorded() -> None:
+    mapped = map_run(LLAMA)
+    assert mapped.stack.name == "nemo"
+    assert mapped.cluster.nodes == 2
+    assert mapped.plan.dp == 8
+    assert mapped.plan.zero == 1
+    assert mapped.plan.sequence_parallel
+    assert mapped.workload.precision == "bf16"
+    assert mapped.workload.attention == "flash"
+    taken = set(mapped.assumed)
+    assert {"pp", "cp", "micro_batch", "zero_stage", "sp", "precision", "recompute"} <= taken
+    assert "tp" not in taken
+    assert mapped.assumed["recompute"] == "none (usual for its stack)"
+
+
+def test_what_is_said_is_kept() -> None:
+    said = LLAMA.model_copy(
+        update={
+            "sp": False,
+            "zero_stage": 0,
+            "recompute": "full",
+            "precision": "fp8 (tensorwise)",
+            "flash_attention": False,
+            "inter_net_gbps_per_gpu": 100.0,
+            "micro_batch": 2,
+        }
+    )
+    mapped = map_run(said)
+    assert not mapped.plan.sequence_parallel
+    assert mapped.plan.zero == 0
+    assert mapped.plan.recompute == "full"
+    assert mapped.workload.precision == "fp8"
+    assert mapped.workload.attention == "eager"
+    assert mapped.cluster.scale_out is not None
+    assert mapped.cluster.scale_out.bandwidth == pytest.approx(12.5e9)
+    assert mapped.plan.micro_batch == 2
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpu", "stack", "zero", "attention"),
+    [
+        ("Megatron-LM", "A100-SXM4-80GB", "megatron", 0, "eager"),
+        ("Megatron-LM", "H100-SXM5-80GB", "megatron", 1, "flash"),
+        ("Megatron-DeepSpeed", "A100-SXM4-80GB", "megatron-deepspeed", 0, "eager"),
+        ("torchtitan", "H100-SXM5-80GB", "fsdp", 3, "flash"),
+        ("MaxText (JAX)", "H100-SXM5-80GB", "fsdp", 3, "flash"),
+        ("GPT-NeoX (DeepSpeed pipeline)", "A100-SXM4-80GB", "megatron-deepspeed", 1, "eager"),
+    ],
+)
+def test_conventions_by_framework_and_era(
+    framework: str, gpu: str, stack: str, zero: int, attention: str
+) -> None:
+    mapped = map_run(LLAMA.model_copy(update={"framework": framework, "gpu": gpu}))
+    assert mapped.stack.name == stack
+    assert mapped.plan.zero == zero
+    assert mapped.workload.attention == attention
+
+
+def test_a_shape_without_a_catalogue_entry() -> None:
+    run = LLAMA.model_copy(update={"model": "my-llama", "layers": 16, "hidden": 3072, "heads": 24})
+    model = map_run(run).model
+    assert model.ffn == 8192  # 8/3 of 3072
+    assert model.head_dim == 128
+    assert model.activation == "swiglu"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "TPU v5p"}, "gpu 'TPU v5p' is not in the catalogue"),
+        ({"gpu": None}, "gpu is not given"),
+        ({"framework": "MyTrainer"}, "framework 'MyTrainer' is unknown"),
+        ({"model": "mystery"}, "model 'mystery' has no shape (layers, hidden, heads)"),
+        ({"moe_experts": 8}, "mixture of experts is not supported yet"),
+        ({"offload": "optimizer"}, "offload to host memory is not supported yet"),
+        ({"precision": "int4"}, "precision 'int4' is not supported yet"),
+        ({"tp": 3}, "contradiction: tp x cp x pp = 3 does not divide 16 GPUs"),
+        ({"dp": 3}, "contradiction: dp=3, but 16 GPUs over tp x cp x pp leave 8"),
+        ({"global_batch": 12}, "contradiction: dp x micro_batch = 8 does not divide"),
+        ({"n_gpus": 20}, "n_gpus=20 is no whole number of nodes of 8"),
+        ({"n_gpus": None}, "n_gpus is not given"),
+        ({"recompute": "some"}, "recompute 'some' is unknown; use none, selective or full"),
+        ({"gpu": "V100-SXM2-32GB", "precision": "bf16"}, "v100-sxm-32gb has no bf16"),
+    ],
+)
+def test_unmapped_runs_say_why(change: dict[str, object], reason: str) -> None:
+    with pytest.raises(UnmappedError) as error:
+        map_run(LLAMA.model_copy(update=change))
+    assert str(error.value).startswith(reason)
