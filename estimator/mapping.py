@@ -18,6 +18,7 @@ from estimator.stack import Stack
 from estimator.workload import Workload
 
 load_cluster, load_node = cache(catalog.load_cluster), cache(catalog.load_node)
+load_device = cache(catalog.load_device)
 load_model, load_stack = cache(catalog.load_model), cache(catalog.load_stack)
 
 LORA_RANK = 16
@@ -199,10 +200,11 @@ def _cluster(run: Run, assume: _Assumptions) -> Cluster:
 def _node(run: Run) -> tuple[Cluster, bool]:
     """A node like the run's, and whether its network is one that was measured."""
     place = f"{run.gpu} {run.inter_net or ''}".lower()
+    device = _device(run)
     for pattern, name in CLUSTERS:
         if re.search(pattern, place):
-            return load_cluster(name), True
-    device = _device(run)
+            known = load_cluster(name)
+            return known if device is None else replace(known, device=load_device(device)), True
     if device is None:
         raise UnmappedError(f"gpu {run.gpu!r} is not in the catalogue")
     return load_node(device), False

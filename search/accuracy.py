@@ -271,6 +271,9 @@ def memory_errors(rows: Sequence[Scored]) -> list[MemoryErrors]:
 class OutOfMemory:
     """Runs that ran out of memory or did not, against what was predicted; counts of rows."""
 
+    assumed: int
+    """Rows left out since what they recomputed, which decides, is not said."""
+
     caught: int
     missed: int
     false_alarms: int
@@ -290,13 +293,19 @@ class OutOfMemory:
 
 
 def out_of_memory(rows: Sequence[Scored]) -> OutOfMemory:
-    """Every mapped row that ran, or is said not to have."""
+    """Every mapped row that ran, or is said not to have, and says what it recomputed."""
+    assumed = 0
     counts = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
     for row in rows:
         ran = row.run.seconds is not None or row.run.peak_bytes is not None
-        if row.predicted is not None and (row.run.oom or ran):
+        if row.predicted is None or not (row.run.oom or ran):
+            continue
+        if row.mapped is not None and "recompute" in row.mapped.assumed:
+            assumed += 1
+        else:
             counts[bool(row.run.oom), not row.predicted.fits] += 1
     return OutOfMemory(
+        assumed=assumed,
         caught=counts[True, True],
         missed=counts[True, False],
         false_alarms=counts[False, True],

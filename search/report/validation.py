@@ -123,18 +123,19 @@ def _memory(out: Console, report: Validation) -> None:
             )
         out.print(table)
     oom = report.oom
+    left_out = f"; {oom.assumed} rows that do not say what they recomputed are left out"
     if oom.caught + oom.missed:
         say(
             out,
             f"out of memory: precision {percent(oom.precision)} %, recall {percent(oom.recall)} % "
             f"({oom.caught} caught, {oom.missed} missed, {oom.false_alarms} false alarms, "
-            f"{oom.fitting} fit and ran)",
+            f"{oom.fitting} fit and ran{left_out})",
         )
     elif oom.false_alarms:
         say(
             out,
             f"out of memory: {oom.false_alarms} of {oom.false_alarms + oom.fitting} rows that ran "
-            "are predicted not to fit",
+            f"are predicted not to fit{left_out}",
         )
 
 

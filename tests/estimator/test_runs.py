@@ -183,3 +183,12 @@ def test_unmapped_runs_say_why(change: dict[str, object], reason: str) -> None:
     with pytest.raises(UnmappedError) as error:
         map_run(LLAMA.model_copy(update=change))
     assert str(error.value).startswith(reason)
+
+
+def test_a_known_cluster_keeps_the_memory_of_the_gpu() -> None:
+    change = {"gpu": "V100-SXM2-16GB", "inter_net": "Omni-Path (Jean Zay)", "precision": "fp16"}
+    run = LLAMA.model_copy(update={**change, "gpus_per_node": 4, "flash_attention": False})
+    cluster = map_run(run).cluster
+    assert cluster.device.name == "v100-sxm-16gb"
+    assert cluster.scale_out is not None
+    assert "omni" in cluster.scale_out.name.lower()

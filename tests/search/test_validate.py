@@ -119,11 +119,12 @@ def test_memory_is_compared_kind_by_kind() -> None:
 
 
 def test_out_of_memory_counts() -> None:
+    said = BASE.model_copy(update={"recompute": "none"})
     big = {"model": "llama-3.1-70b", "tp": 1, "iter_time_s": 100.0}
-    rows = score(
-        runs({**big, "oom": True, "iter_time_s": None}, {"oom": True, "tp": 4}, big, {"tp": 4})
-    )
+    changes = ({**big, "oom": True, "iter_time_s": None}, {"oom": True, "tp": 4}, big, {"tp": 4})
+    rows = score([*(said.model_copy(update=change) for change in changes), BASE])
     counts = out_of_memory(rows)
+    assert counts.assumed == 1
     assert (counts.caught, counts.missed, counts.false_alarms, counts.fitting) == (1, 1, 1, 1)
     assert counts.precision == counts.recall == 0.5
 
