@@ -19,6 +19,7 @@ from estimator.layer import (
     COMPUTE,
     CP,
     DP,
+    EP,
     HOST,
     PARTS,
     PP,
@@ -176,12 +177,11 @@ class _Composition:
         optimizer = self._gather(self.step["optimizer"].max(axis=0))
         train = self.workload.mode == "train"
         scale = self._scale()
-        nothing = np.zeros(len(plans))
         time = {
             "compute": on_stage[:, COMPUTE],
             "tp": on_stage[:, TP],
             "cp": on_stage[:, CP],
-            "ep": nothing,
+            "ep": on_stage[:, EP],
             "pp": on_stage[:, PP],
             "bubble": np.maximum(bubble, 0.0),
             "dp": on_stage[:, DP] + data,
@@ -194,7 +194,7 @@ class _Composition:
             hidden={
                 "tp": scale * hidden[:, TP],
                 "cp": scale * hidden[:, CP],
-                "ep": nothing,
+                "ep": scale * hidden[:, EP],
                 "pp": scale * hidden[:, PP],
                 "dp": scale * (hidden[:, DP] + hidden_data),
             },
@@ -245,23 +245,35 @@ class _Composition:
         self, count: IntArray, layers: IntArray, again: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of a micro-batch per stage class, both (4, P)."""
-        key, one_stage = self.key_P, self.plans.pp == 1
-        crossing = self._crossings() * self.layers.boundary.seconds[key]
-        forward = layers * self.layers.forward.seconds[key] + crossing
-        by_kind = self.layers.backward.seconds
-        extra = (by_kind[FULL] - by_kind[0])[key]
-        backward = layers * by_kind[self._base_kind(), key] + again * extra + crossing
-        forward[0] += self.layers.embedding_forward.seconds[key]
-        backward[0] += self.layers.embedding_backward.seconds[key]
-        for side, head in (
-            (forward, self.layers.head_forward.seconds[key]),
-            (backward, self.layers.head_backward.seconds[key]),
+        costs, key, one_stage = self.layers, self.key_P, self.plans.pp == 1
+        crossing = self._crossings() * costs.boundary.seconds[key]
+        forward = np.zeros(layers.shape) + crossing
+        backward = forward.copy()
+        base = self._base_kind()
+        share = again / np.maximum(layers, 1)
+        for n, layer in enumerate(costs.layers):
+            of_kind = self._of_kind(n)
+            by_recompute = layer.backward.seconds
+            extra = (by_recompute[FULL] - by_recompute[0])[key]
+            forward += of_kind * layer.forward.seconds[key]
+            backward += of_kind * (by_recompute[base, key] + share * extra)
+        forward[0] += costs.embedding_forward.seconds[key]
+        backward[0] += costs.embedding_backward.seconds[key]
+        for side, one in (
+            (forward, costs.head_forward.seconds[key]),
+            (backward, costs.head_backward.seconds[key]),
         ):
+            head = (1 + self.model.mtp_layers) * one
             side[0] += np.where(one_stage, head, 0.0)
             side[3] += np.where(one_stage, 0.0, head)
         exists = count > 0
         train = self.workload.mode == "train"
         return forward * exists, backward * exists * train
+
+    def _of_kind(self, n: int) -> FloatArray:
+        """Layers of a kind on a stage of each class, (4, P)."""
+        layers: FloatArray = self.shards.layers_NCU[n][:, self.step_P]
+        return layers
 
     def _critical_parts(
         self, critical: IntArray, layers: IntArray, again: IntArray, m: IntArray
@@ -273,6 +285,7 @@ class _Composition:
         costs, key = self.layers, self.key_P
         passes = 2 if self.workload.mode == "train" else 1
         last = (critical == 3) | (self.plans.pp == 1)
+        heads = last * (1.0 + self.model.mtp_layers)
 
         def times(
             weight: FloatArray | IntArray | NDArray[np.bool_], rows: FloatArray
@@ -280,15 +293,19 @@ class _Composition:
             product: FloatArray = weight[:, None] * rows
             return product
 
-        layer = costs.layer_table
-        kinds = len(layer)
-        by_kind = layer.reshape(-1, layer.shape[-1])
-        base = self._base_kind() * (len(by_kind) // kinds) + key
-        total = times(layers, np.take(by_kind, base, axis=0))
-        total += times(again, np.take(layer[FULL] - layer[0], key, axis=0))
-        total += times(critical == 0, np.take(costs.embedding_table, key, axis=0))
-        total += times(last, np.take(costs.head_table, key, axis=0))
+        share = again / np.maximum(layers, 1)
+        total = times(critical == 0, np.take(costs.embedding_table, key, axis=0))
+        total += times(heads, np.take(costs.head_table, key, axis=0))
         total += times(passes * self._crossings(), np.take(costs.boundary_table, key, axis=0))
+        for n, layer in enumerate(costs.layers):
+            table = layer.table
+            by_kind = table.reshape(-1, table.shape[-1])
+            base = self._base_kind() * table.shape[1] + key
+            of_kind = self._of_kind(n)[critical, np.arange(len(key))]
+            total += times(of_kind, np.take(by_kind, base, axis=0))
+            if again.any():
+                extra = np.take(table[FULL] - table[0], key, axis=0)
+                total += times(of_kind * share, extra)
         total *= m[:, None]
         exposed, hidden, phases = np.split(total, (PARTS, 2 * PARTS), axis=1)
         return (
@@ -313,11 +330,16 @@ class _Composition:
         plans, stack = self.plans, self.stack
         if self.workload.mode != "train":
             return np.zeros(len(plans)), np.zeros(len(plans))
-        scatter = self._gather(self.step["gradient scatter"])
-        reduce = self._gather(self.step["gradient reduction"] + self.step["replica reduction"])
+        nothing = np.zeros_like(self.step["optimizer"])
+
+        def step(name: str) -> FloatArray:
+            return self._gather(self.step[name] + self.step.get(f"expert {name}", nothing))
+
+        scatter = step("gradient scatter")
+        reduce = step("gradient reduction") + self._gather(self.step["replica reduction"])
         every = plans.zero == 2  # gradients leave after each micro-batch
         final = reduce + scatter
-        gather = self._gather(self.step["weight gather"])
+        gather = step("weight gather")
         both = forward + backward
         v = plans.interleave
         later = np.where(v > 1, (1 - 1 / v) * np.minimum(m, plans.pp), 0.0)

@@ -73,7 +73,6 @@ class TransformerEntry(Entry):
     bias: Bias
     tied: bool
     parallel_residual: bool = False
-    shared_norm: bool = False
     published_parameters: Annotated[int, Field(ge=1)] | None = None
     """As printed: zeros at the end are digits that the publisher rounded away."""
     source: Source = UNSAID
@@ -218,6 +217,8 @@ class StackEntry(Entry):
     async_tp_backward: bool
     scattered_boundaries: bool
     hidden_tp: Share
+    cp_exchange: Literal["ring", "all_to_all"]
+    deduplicated_dispatch: bool
     hiding_cp: Share
     exposed_cp: Share
     hiding_dp: Share
