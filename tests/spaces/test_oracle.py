@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator import Plan, Plans
+from estimator import Plan, Plans, Transformer
 from estimator.plan import CHOICES, FLAGS
 from spaces import Problem, TransformerSpace
 from spaces.rules import broken_rule
