@@ -253,7 +253,7 @@ def catalog(
     return {
         "schema": CATALOG,
         "models": [
-            plain(m) | {"parameters": m.parameters, "active_parameters": m.parameters}
+            plain(m) | {"parameters": m.parameters, "active_parameters": m.active_parameters}
             for m in models
         ],
         "devices": [plain(device) for device in devices],
