@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["cpu", "volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cdna4"]
+Architecture = Literal[
+    "cpu",
+    "volta",
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "cdna3",
+    "cdna4",
+    "pascal",
+    "turing",
+    "cdna1",
+    "cdna2",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

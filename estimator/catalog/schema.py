@@ -186,6 +186,10 @@ class ClusterEntry(Entry):
         Discriminator(_written_as),
     ]
     nodes: Count = 1
+    topology: Name | None = None
+    """The path of what ``nvidia-smi topo -m`` printed on a node; it gives the fields below."""
+    nic_bandwidth: Rate | None = None
+    """Of each NIC in ``topology``, per direction."""
     gpus_per_node: Count | None = None
     scale_up: AnyLink | None = None
     scale_up_domain: Count | None = None

@@ -116,7 +116,7 @@ BAD_NAMES = [
     (
         load_device,
         "h10",
-        "unknown device 'h10'; nearest: h200, h100-sxm; all: trainplan catalog",
+        "unknown device 'h10'; nearest: a10, h200, h100-sxm; all: trainplan catalog",
     ),
     (load_device, "H100-SXM", "nearest: h100-sxm"),
     (load_model, "llama-3-70b", "nearest: llama-3.1-70b"),
