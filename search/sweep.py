@@ -23,7 +23,7 @@ from estimator.cluster import Cluster
 from estimator.workload import Precision, Workload
 from search.objective import Pricing
 from search.strategies import Strategy
-from search.study import Progress, Ranked, recommend
+from search.study import Ranked, recommend
 from spaces import Constraints, Problem, TransformerSpace
 from spaces.problem import LARGEST
 
@@ -217,7 +217,6 @@ def run_sweep(
     constraints: Constraints | None = None,
     pricing: Pricing | None = None,
     strategy: Callable[[TransformerSpace], Strategy | None] | None = None,
-    progress: Progress | None = None,
 ) -> Swept:
     """Search once per value.
 
@@ -240,7 +239,6 @@ def run_sweep(
                 strategy=strategy(space) if strategy else None,
                 pricing=pricing,
                 top=1,
-                progress=progress,
             )
         except ValueError as error:
             points.append(Point(value=value, text=text, problem=one, reason=str(error)))
