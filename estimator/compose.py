@@ -11,6 +11,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
 from estimator.cost.roofline import roofline
@@ -40,7 +41,7 @@ from estimator.workload import Workload
 
 SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
-COST_MODELS = ("analytic",)
+COST_MODELS = ("analytic", "amped")
 
 
 @overload
@@ -87,9 +88,21 @@ def estimate(
     """
     if isinstance(plans, Plan):
         return estimate(model, workload, cluster, Plans.of([plans]), stack=stack, cost=cost)[0]
-    pricer = pricer_of(cost, cluster)
     keys, key_P = layer_keys(plans, stack)
     shards, step_P = step_keys(model, workload, plans)
+    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
+    if cost == "amped":
+        return estimate_amped(
+            model,
+            workload,
+            cluster,
+            plans,
+            stack=stack,
+            memory=memory.parts,
+            stages=_unpriced_stages(shards, step_P, memory),
+            model_flops=model_flops(model, workload),
+        )
+    pricer = pricer_of(cost, cluster)
     layer_ops = lower_layers(model, workload, cluster, keys, stack)
     layers = layer_seconds(
         layer_ops, pricer.seconds(layer_ops, workload, cluster, stack), workload, stack, keys
@@ -99,7 +112,6 @@ def estimate(
         len(step_ops.slots), 4, -1
     )
     step = {slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)}
-    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
     return _Composition(
         model=model,
         workload=workload,
@@ -114,6 +126,17 @@ def estimate(
         memory=memory,
         pricer=pricer,
     ).estimates()
+
+
+def _unpriced_stages(shards: Shards, step_P: IntArray, memory: PeakMemory) -> StageCosts:
+    """What memory alone says of the stages; their seconds are for the cost model to fill in."""
+    layers = shards.classes.layers[:, step_P].T
+    return StageCosts(
+        count=shards.classes.count[:, step_P].T,
+        layers=layers,
+        seconds=np.zeros(layers.shape),
+        allocated_bytes=memory.allocated_CP.T,
+    )
 
 
 def peak_memory(

@@ -117,12 +117,19 @@ def _model(run: Run, convention: Convention, assume: _Assumptions) -> Transforme
         if run.model is None:
             raise UnmappedError("neither the model's shape nor its name is given")
         try:
-            return load_model(run.model)
+            known = load_model(run.model)
         except ValueError:
             raise UnmappedError(
                 f"model {run.model!r} has no shape (layers, hidden, heads) and is not in the "
                 "catalogue"
             ) from None
+        experts = known.experts.count if known.experts is not None else 0
+        if run.moe_experts is not None and run.moe_experts != experts:
+            raise UnmappedError(
+                f"contradiction: moe_experts={run.moe_experts}, but {known.name} of the catalogue "
+                f"has {experts}"
+            )
+        return known
     gated = assume("gated_mlp", run.gated_mlp, _looks_gated(run), "by the model's name")
     hidden: int = run.hidden
     sequence = _need(run, "seq_len")

@@ -167,7 +167,7 @@ def test_a_shape_without_a_catalogue_entry() -> None:
         ({"gpu": None}, "gpu is not given"),
         ({"framework": "MyTrainer"}, "framework 'MyTrainer' is unknown"),
         ({"model": "mystery"}, "model 'mystery' has no shape (layers, hidden, heads)"),
-        ({"moe_experts": 8}, "moe_topk is not given"),
+        ({"moe_experts": 8}, "contradiction: moe_experts=8, but llama-3.1-8b of the catalogue"),
         ({"offload": "optimizer"}, "offload to host memory is not supported yet"),
         ({"precision": "int4"}, "precision 'int4' is not supported yet"),
         ({"tp": 3}, "contradiction: tp x cp x pp = 3 does not divide 16 GPUs"),
