@@ -1,0 +1,373 @@
+"""``config.json`` to :class:`Transformer`, offline: no download, no code from the model."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from estimator.catalog.reading import fault, short
+from estimator.huggingface.families import FAMILIES, Family
+from estimator.huggingface.fields import Fields, content_of
+from estimator.model import Activation, Bias, Experts, LatentAttention, Transformer
+
+_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "relu")
+_SILU = ("silu", "swish", "swiglu")
+_RELU2 = ("relu2", "relu_squared")
+_WINDOWED = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
+
+
+def model_of(config: str | os.PathLike[str] | Mapping[str, Any]) -> Transformer:
+    """The language model of a ``config.json``, given as a path or as the object it holds.
+
+    Of a model of several parts (vision, audio) it is the language model alone. A window in chunks
+    (Llama 4) is read as a sliding one of that size. Left out, as parameters of a hundredth of a
+    percent: biases of routers, sinks of attention, the norm of BLOOM's embedding, BERT's token
+    types and pooler, OPT's two further positions, the gate of Qwen2's shared expert.
+
+    Raises:
+        ValueError: one line with the rule, the value and the remedy, for a file that is no
+            configuration, a key that is missing or wrong, a ``model_type`` that is not known, and
+            keys that would change shapes but are not understood.
+    """
+    if isinstance(config, Mapping):
+        path, content = Path("config"), config
+    else:
+        path = Path(config)
+        content = content_of(path)
+    fields = Fields(content)
+    try:
+        fields.unmodelled()
+        kind = _known_type(fields)
+        fields.defaults = FAMILIES[kind].defaults
+        model = _model(fields, kind, _name(content, path, kind), FAMILIES[kind])
+        if left := fields.unread():
+            raise ValueError(
+                f"keys {short(', '.join(left))} are not understood in model_type {kind} and may "
+                "change shapes; remove them if they do not"
+            )
+    except ValueError as error:
+        raise fault(path, str(error)) from None
+    return model
+
+
+def _known_type(fields: Fields) -> str:
+    _, inner = fields.given("model_type")
+    kind = inner or fields.outer.get("model_type")
+    if kind in FAMILIES:
+        return str(kind)
+    if not isinstance(kind, str):
+        raise ValueError(f"model_type={short(kind)} must name an architecture; add it")
+    with suppress(ValueError):  # mark what a reader of any decoder would understand
+        _model(fields, "llama", kind, Family(moe=True))
+    left = fields.unread()
+    keys = f", keys not understood: {short(', '.join(left))}" if left else ""
+    near = difflib.get_close_matches(kind, FAMILIES, 3, 0.5) or ["llama"]
+    raise ValueError(
+        f"unknown model_type {short(kind)}, nearest: {', '.join(near)}{keys}; write its sizes as "
+        "a .yaml model"
+    )
+
+
+def _name(content: Mapping[str, Any], path: Path, kind: str) -> str:
+    """The name that the file gives, else the folder's or the file's own."""
+    said = content.get("_name_or_path")
+    if isinstance(said, str) and said.strip("/. "):
+        name = said.rstrip("/").rpartition("/")[2]
+    elif path.name == "config.json":
+        name = path.absolute().parent.name or kind
+    else:
+        name = path.stem if path.suffix else kind
+    return re.sub(r"[^\x21-\x7e]+", "-", name)[:80]
+
+
+def _model(fields: Fields, kind: str, name: str, family: Family) -> Transformer:
+    layers = fields.need("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    hidden = fields.need("hidden_size", "n_embd", "d_model")
+    heads = fields.need("num_attention_heads", "n_head", "n_heads")
+    latent = _latent(fields)
+    kv_heads, head_dim = _heads(fields, kind, hidden, heads)
+    if latent is not None:
+        kv_heads, head_dim = heads, latent.nope_dim + latent.rope_dim
+    if (fields.whole("word_embed_proj_dim") or hidden) != hidden:
+        raise ValueError(f"word_embed_proj_dim must be the {hidden} of hidden_size")
+    experts = _experts(fields, family, layers)
+    parallel = fields.flag(
+        "use_parallel_residual", "parallel_attn", default=family.parallel_residual
+    )
+    window, windowed = _window(fields, family, layers)
+    return Transformer(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        ffn=_dense_ffn(fields, family, hidden, experts),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=fields.need("vocab_size", "padded_vocab_size"),
+        max_positions=fields.need(
+            "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
+        ),
+        activation=_activation(fields, family),
+        positions=family.positions,
+        norm=family.norm,
+        bias=_bias(fields, family),
+        tied=_tied(fields, family),
+        parallel_residual=parallel,
+        norms_per_layer=_norms(fields, kind, family, parallel),
+        qk_norm=_qk_norm(fields, kind, family),
+        causal=family.causal,
+        window=window,
+        windowed_layers=windowed,
+        experts=experts,
+        latent=latent,
+        mtp_layers=_mtp(fields),
+    )
+
+
+# Attention.
+
+
+def _heads(fields: Fields, kind: str, hidden: int, heads: int) -> tuple[int, int]:
+    """Key/value heads and the size of a head."""
+    head_dim = fields.whole("head_dim", "attention_head_dim", "kv_channels")
+    if head_dim is None:
+        if hidden % heads:
+            raise ValueError(
+                f"num_attention_heads={heads} must divide hidden_size={hidden} where no head_dim "
+                "is given"
+            )
+        head_dim = hidden // heads
+    if kind == "falcon":  # num_kv_heads counts only in the new architecture
+        multi_query = fields.flag("multi_query", default=True)
+        if fields.flag("new_decoder_architecture", default=False):
+            return fields.whole("num_kv_heads", "n_head_kv", default=heads) or heads, head_dim
+        return (1 if multi_query else heads), head_dim
+    if kind == "gpt_bigcode":
+        return (1 if fields.flag("multi_query", default=True) else heads), head_dim
+    groups = fields.whole("multi_query_group_num")
+    if kind == "chatglm":
+        grouped = fields.flag("multi_query_attention", default=False)
+        return (groups or 1 if grouped else heads), head_dim
+    kv_heads = fields.whole("num_key_value_heads", "num_kv_heads", "kv_n_heads", default=heads)
+    if kind == "mpt" and fields.given("attn_type")[1] == "multiquery_attention":
+        kv_heads = 1
+    return kv_heads or heads, head_dim
+
+
+def _latent(fields: Fields) -> LatentAttention | None:
+    kv_rank = fields.whole("kv_lora_rank")
+    if kv_rank is None:
+        return None
+    return LatentAttention(
+        kv_rank=kv_rank,
+        nope_dim=fields.need("qk_nope_head_dim"),
+        rope_dim=fields.need("qk_rope_head_dim"),
+        v_dim=fields.need("v_head_dim"),
+        q_rank=fields.whole("q_lora_rank", default=0, least=0) or 0,
+    )
+
+
+def _window(fields: Fields, family: Family, layers: int) -> tuple[int | None, int]:
+    """The window and how many layers have it; ``(None, 0)`` where all see everything."""
+    key = "attention_chunk_size" if "attention_chunk_size" in family.defaults else "sliding_window"
+    window = fields.whole(key, least=0) or None
+    late = family.windows == "late"
+    used = fields.flag("use_sliding_window", default=not late)
+    pattern = family.windows
+    for name in ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"):
+        if isinstance(pattern, int):
+            pattern = fields.whole(name) or pattern
+    kinds = _attention_kinds(fields, layers)
+    if window is None or not used:
+        if kinds is not None and any(kinds) and used:
+            raise ValueError(f"layer_types has windows, but {key} is missing; add it")
+        return None, 0
+    if kinds is not None:
+        count = sum(kinds)
+    elif isinstance(pattern, int):
+        count = layers - layers // pattern
+    elif late:
+        count = max(layers - (fields.whole("max_window_layers", least=0) or 0), 0)
+    elif pattern == "all":
+        count = layers
+    else:
+        raise ValueError(f"{key}={window} says not which layers have it; add layer_types")
+    return (window, count) if count else (None, 0)
+
+
+def _attention_kinds(fields: Fields, layers: int) -> list[bool] | None:
+    """For each layer whether it has a window, where the file lists them."""
+    if kinds := fields.per_layer("layer_types", layers):
+        for each in kinds:
+            if not isinstance(each, str) or each not in _WINDOWED:
+                raise ValueError(
+                    f"layer_types has {short(each)} layers, which are not modelled; known: "
+                    f"{', '.join(_WINDOWED)}"
+                )
+        return [_WINDOWED[each] for each in kinds]
+    if full := fields.per_layer("attn_type_list", layers):  # MiniMax: 1 sees everything
+        if any(each != 1 for each in full):
+            raise ValueError("attn_type_list has linear attention, which is not modelled")
+        return [False] * layers
+    rotary = fields.per_layer("no_rope_layers", layers)  # Llama 4: a layer with rope is chunked
+    return [bool(each) for each in rotary] if rotary else None
+
+
+def _qk_norm(fields: Fields, kind: str, family: Family) -> bool:
+    said = fields.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm)
+    return said and kind != "llama4_text"  # whose norm has no weights
+
+
+# MLP and experts.
+
+
+def _dense_ffn(fields: Fields, family: Family, hidden: int, experts: Experts | None) -> int:
+    names = [name for name in (family.dense_ffn, "n_inner", "ffn_dim") if name]
+    width = fields.whole(*names)
+    if width is None and experts is not None:
+        width = fields.whole("dense_intermediate_size") or experts.ffn
+    if width is None and not family.gated:
+        _, ratio = fields.given("expansion_ratio")
+        width = hidden * (ratio if isinstance(ratio, int) and 0 < ratio < 100 else 4)
+    if width is None:
+        raise ValueError(f"{family.dense_ffn} is missing; add it")
+    return width
+
+
+def _activation(fields: Fields, family: Family) -> Activation:
+    key, said = fields.given(
+        "hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act"
+    )
+    name = said if key else family.act
+    if name in _GELU or (name in _SILU and not family.gated):
+        return "geglu" if family.gated else "gelu"
+    if name in _SILU:
+        return "swiglu"
+    if name in _RELU2 and not family.gated:
+        return "relu2"
+    raise ValueError(
+        f"{key}={short(name)} is no activation of this model_type that is known; try "
+        f"{'silu or gelu' if family.gated else 'gelu, relu or relu2'}"
+    )
+
+
+def _experts(fields: Fields, family: Family, layers: int) -> Experts | None:
+    if not family.moe:
+        return None
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    count = fields.whole(*names, least=0)
+    first = fields.whole("first_k_dense_replace", default=0, least=0) or 0
+    sparse = _sparse_layers(fields, layers, first)
+    if not count or not any(sparse):
+        if count is None and family.expert_ffn == "intermediate_size":
+            raise ValueError(f"{' or '.join(names)} is missing; add it")
+        return None
+    ffn = fields.need(family.expert_ffn, "moe_intermediate_size", "expert_intermediate_size")
+    number = fields.whole("n_shared_experts", "num_shared_experts", default=0, least=0) or 0
+    width = fields.whole(
+        "shared_expert_intermediate_size", "shared_intermediate_size", default=0, least=0
+    )
+    if family.shared_ffn:
+        number, width = 0, fields.whole(family.shared_ffn)
+    leading, every = _spacing(fields, sparse)
+    return Experts(
+        count=count,
+        top_k=fields.need(
+            "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k"
+        ),
+        ffn=ffn,
+        shared_ffn=width or number * ffn,
+        first_dense=leading,
+        every=every,
+    )
+
+
+def _sparse_layers(fields: Fields, layers: int, first: int) -> list[bool]:
+    """For each layer whether it has experts."""
+    step = fields.whole("decoder_sparse_step", "interleave_moe_layer_step") or 1
+    sparse = [i >= first and (i + 1) % step == 0 for i in range(layers)]
+    _, frequency = fields.given("moe_layer_freq")
+    if isinstance(frequency, list):
+        listed = fields.per_layer("moe_layer_freq", layers) or sparse
+        sparse = [bool(each) for each in listed]
+    else:
+        frequency = fields.whole("moe_layer_freq") or 1
+        sparse = [each and i % frequency == 0 for i, each in enumerate(sparse)]
+    if kinds := fields.per_layer("mlp_layer_types", layers):
+        if unknown := {str(each) for each in kinds} - {"dense", "sparse"}:
+            raise ValueError(f"mlp_layer_types has {short(sorted(unknown))}; not understood")
+        sparse = [each == "sparse" for each in kinds]
+    for name, among in (("moe_layers", True), ("mlp_only_layers", False)):
+        _, chosen = fields.given(name)
+        if chosen is not None and not isinstance(chosen, list):
+            raise ValueError(f"{name}={short(chosen)} must list layers")
+        if chosen:
+            named = [i in chosen for i in range(layers)]
+            sparse = named if among else [a and not b for a, b in zip(sparse, named, strict=True)]
+    return sparse
+
+
+def _spacing(fields: Fields, sparse: list[bool]) -> tuple[int, int]:
+    """Leading dense layers, and that one layer in how many after them has experts."""
+    at = [i for i, each in enumerate(sparse) if each]
+    every = at[1] - at[0] if len(at) > 1 else len(sparse) - at[0]
+    even = all(b - a == every for a, b in zip(at, at[1:], strict=False))
+    for leading in (at[0] - every + 1, at[0]):
+        if even and leading >= 0 and (len(sparse) - leading) // every == len(at):
+            return leading, every
+    raise ValueError(
+        f"layers {short(at)} have experts, which are not evenly spaced after leading dense ones; "
+        "only such are modelled"
+    )
+
+
+# The rest.
+
+
+def _bias(fields: Fields, family: Family) -> Bias:
+    """One of three choices; a bias of the output projection alone is left out."""
+    key, _ = fields.given("use_bias", "bias", "enable_bias", "add_bias_linear", "no_bias")
+    if key and key != "add_bias_linear":
+        said = fields.flag(key, default=False)
+        return "all" if said != (key == "no_bias") else "none"
+    attention = fields.flag(
+        "attention_bias",
+        "qkv_bias",
+        "add_qkv_bias",
+        "use_qkv_bias",
+        default=family.bias != "none",
+    )
+    mlp = fields.flag("mlp_bias", "add_bias_linear", default=family.bias == "all")
+    if mlp and not attention:
+        raise ValueError("biases in the MLP but not in attention are not modelled")
+    return "all" if mlp else "qkv" if attention else "none"
+
+
+def _tied(fields: Fields, family: Family) -> bool:
+    outer = fields.outer.get("tie_word_embeddings")
+    default = outer if isinstance(outer, bool) else family.tied
+    return fields.flag("tie_word_embeddings", default=default)
+
+
+def _norms(fields: Fields, kind: str, family: Family, parallel: bool) -> int:
+    """Norms per layer: blocks side by side may share one."""
+    if not parallel:
+        return max(family.norms_per_layer, 2)
+    if kind == "falcon":
+        new = fields.flag("new_decoder_architecture", default=False)
+        return fields.whole("num_ln_in_parallel_attn") or (2 if new else 1)
+    return 1 if kind == "stablelm" else family.norms_per_layer
+
+
+def _mtp(fields: Fields) -> int:
+    """Further layers of multi-token prediction."""
+    if not fields.flag("use_mtp", default=True):
+        return 0
+    per_module = fields.whole("mtp_transformer_layers") or 1
+    modules = fields.whole("num_mtp_modules", least=0) or 0
+    return fields.whole("num_nextn_predict_layers", least=0) or modules * per_module
