@@ -1,8 +1,8 @@
 """What a ``model_type`` fixes without writing it into its ``config.json``.
 
-Each row restates the class behind a ``model_type``: its blocks and the defaults of its keys. Source:
-the configuration and modelling files of transformers 5.24 (Apache-2.0), and the modelling code
-beside the weights for ``chatglm``, ``kimi_k2`` and ``mimo``, which transformers does not have.
+Each row restates the class behind a ``model_type``: its blocks and the defaults of its keys.
+Source: the configuration and modelling files of transformers 5.24 (Apache-2.0), and the modelling
+code beside the weights for ``chatglm``, ``kimi_k2`` and ``mimo``, which transformers does not have.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Literal
 from estimator.model import Bias, Norm, Positions
 
 Windows = Literal["refused", "all", "late"] | int
-"""Which layers the window holds: a family without windows refuses the key; all; those from
-``max_window_layers`` on, and only if ``use_sliding_window``; or all but each n-th."""
+"""Which layers have the window where no ``layer_types`` says: refused (the family does not say
+either), all, those from ``max_window_layers`` on, or all but each n-th."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class Family:
     qk_norm: bool = False
     causal: bool = True
     windows: Windows = "refused"
+    windows_on: bool = True
+    """What ``use_sliding_window`` is where it is missing."""
     moe: bool = False
     dense_ffn: str = "intermediate_size"
     expert_ffn: str = "moe_intermediate_size"
@@ -50,10 +52,15 @@ _FEW_WIDE = Family(moe=True, expert_ffn="intermediate_size")
 _GPT = Family(act="gelu", gated=False, norm="layernorm", positions="learned", bias="all", tied=True)
 _BERT = replace(_GPT, causal=False)
 _PARALLEL = replace(_GPT, positions="rotary", tied=False, parallel_residual=True)
-_QWEN3 = Family(qk_norm=True, windows="late", defaults={"head_dim": 128})
-_QWEN3_VISION = replace(_QWEN3, windows="refused")
+_QWEN2 = Family(
+    bias="qkv",
+    windows="late",
+    windows_on=False,
+    defaults={"num_key_value_heads": 32, "max_window_layers": 28},
+)
+_QWEN3 = replace(_QWEN2, bias="none", qk_norm=True, defaults={**_QWEN2.defaults, "head_dim": 128})
 _QWEN3_MOE = replace(_QWEN3, moe=True, windows="all", defaults={"num_key_value_heads": 4})
-_GEMMA = Family(act="gelu", tied=True, defaults={"head_dim": 256})
+_GEMMA = Family(act="gelu", tied=True, defaults={"head_dim": 256, "num_key_value_heads": 16})
 _GEMMA2 = replace(
     _GEMMA,
     norms_per_layer=4,
@@ -72,6 +79,7 @@ _GEMMA3 = replace(
     },
 )
 _COHERE = Family(norm="layernorm", norms_per_layer=1, tied=True, parallel_residual=True)
+_GLM = Family(bias="qkv", defaults={"num_key_value_heads": 2, "head_dim": 128})
 _OLMO2 = Family(qk_norm=True)
 
 FAMILIES: dict[str, Family] = {
@@ -102,15 +110,15 @@ FAMILIES: dict[str, Family] = {
     "granite": _LLAMA,
     "mistral": Family(windows="all", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "phi3": Family(windows="all"),
-    "qwen2": Family(bias="qkv", windows="late", defaults={"num_key_value_heads": 32}),
+    "qwen2": _QWEN2,
     "qwen3": _QWEN3,
-    "qwen3_vl_text": _QWEN3_VISION,
-    "mimo": Family(windows="late"),
-    "stablelm": Family(norm="layernorm"),
+    "qwen3_vl_text": replace(_QWEN3, windows="refused"),
+    "mimo": replace(_QWEN2, bias="none"),
+    "stablelm": Family(norm="layernorm", defaults={"num_key_value_heads": 32}),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, windows=4, defaults={"sliding_window": 4096}),
-    "glm": Family(bias="qkv"),
-    "glm4": Family(bias="qkv", norms_per_layer=4),
+    "glm": _GLM,
+    "glm4": replace(_GLM, norms_per_layer=4),
     "chatglm": Family(dense_ffn="ffn_hidden_size"),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -125,22 +133,37 @@ FAMILIES: dict[str, Family] = {
         windows=2,
         defaults={"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128},
     ),
-    "minimax_m2": replace(_FEW_WIDE, qk_norm=True),
+    "minimax_m2": replace(
+        _FEW_WIDE, qk_norm=True, defaults={"num_key_value_heads": 8, "head_dim": 128}
+    ),
     "olmoe": replace(_FEW_WIDE, qk_norm=True),
     "granitemoe": _FEW_WIDE,
-    "dbrx": Family(norm="layernorm", moe=True, dense_ffn="", expert_ffn="ffn_hidden_size"),
+    "dbrx": Family(
+        norm="layernorm",
+        moe=True,
+        dense_ffn="",
+        expert_ffn="ffn_hidden_size",
+        defaults={"kv_n_heads": 1},
+    ),
     "llama4_text": Family(
         moe=True,
         windows=4,
         dense_ffn="intermediate_size_mlp",
         expert_ffn="intermediate_size",
         shared_ffn="intermediate_size",
-        defaults={"head_dim": 128, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "interleave_moe_layer_step": 1,
+            "attention_chunk_size": 8192,
+        },
     ),
-    "qwen2_moe": replace(_MOE, bias="qkv", windows="late"),
+    "qwen2_moe": replace(_QWEN2, moe=True, windows="refused", defaults={"num_key_value_heads": 16}),
     "qwen3_moe": _QWEN3_MOE,
-    "qwen3_vl_moe_text": replace(_QWEN3_MOE, windows="refused", defaults={"head_dim": 128}),
-    "glm4_moe": replace(_MOE, defaults={"first_k_dense_replace": 1}),
+    "qwen3_vl_moe_text": replace(
+        _QWEN3_MOE, windows="refused", defaults={"num_key_value_heads": 16, "head_dim": 128}
+    ),
+    "glm4_moe": replace(_MOE, defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1}),
     "deepseek_v2": replace(_MOE, defaults={"first_k_dense_replace": 0}),
     "deepseek_v3": replace(_MOE, defaults={"first_k_dense_replace": 3}),
     "kimi_k2": replace(_MOE, defaults={"first_k_dense_replace": 3}),

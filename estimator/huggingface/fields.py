@@ -45,15 +45,32 @@ UNMODELLED = {
 """Keys that change shapes, and what of the model they stand for: refused where they are set."""
 
 HARMLESS = frozenset(
-    "chunk_size_feed_forward ep_size experts_per_token group_norm head_dtype id2label "
-    "initial_context_length initializer_range label2id layer_norm_eps layer_norm_epsilon "
-    "layernorm_epsilon layers_to_transform max_window_layers model_type n_group num_beam_groups "
-    "num_hidden_groups num_logits_to_keep num_return_sequences output_hidden_states pretraining_tp "
-    "qk_head_dim quantization_config rope_interleave rotary_dim task_specific_params "
-    "tie_encoder_decoder topk_group torch_dtype type_vocab_size use_sliding_window vision_config "
-    "audio_config no_repeat_ngram_size encoder_no_repeat_ngram_size sub_configs "
-    "moe_layer_start_index num_kv_heads n_head_kv tokenizer_class dtype mtp_transformer_layers "
-    "img_token_compression_config hidden_dropout".split()
+    {
+        "audio_config",
+        "chunk_size_feed_forward",
+        "encoder_no_repeat_ngram_size",
+        "ep_size",
+        "experts_per_token",
+        "id2label",
+        "initial_context_length",
+        "label2id",
+        "max_window_layers",
+        "n_group",
+        "n_head_kv",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_kv_heads",
+        "num_logits_to_keep",
+        "num_return_sequences",
+        "output_hidden_states",
+        "pretraining_tp",
+        "qk_head_dim",
+        "quantization_config",
+        "rotary_dim",
+        "topk_group",
+        "type_vocab_size",
+        "vision_config",
+    }
 )
 """Keys named like sizes that change no shape of the layers."""
 
@@ -110,13 +127,16 @@ class Fields:
                 return name, self._content[name]
         return "", None
 
+    def has(self, *names: str) -> bool:
+        """Whether one of these keys is there, if only with the value null."""
+        return any(name in self._content for name in names)
+
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int | None:
         """A whole number under one of several names, else the family's default, else this one."""
         name, value = self.given(*names)
         if not name:
             known = next((self.defaults[name] for name in names if name in self.defaults), None)
-            absent = not any(name in self._content for name in names)  # null asks for no default
-            return known if known is not None and absent else default
+            return default if known is None or self.has(*names) else known  # null: no default
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{name}={short(value)} must be a whole number")
         most = LARGEST_SIZE * (100 if "position" in name else 1)

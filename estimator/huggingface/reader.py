@@ -13,11 +13,9 @@ from typing import Any
 from estimator.catalog.reading import fault, short
 from estimator.huggingface.families import FAMILIES, Family
 from estimator.huggingface.fields import Fields, content_of
-from estimator.model import Activation, Bias, Experts, LatentAttention, Transformer
+from estimator.huggingface.mlp import activation, dense_ffn, experts
+from estimator.model import Bias, LatentAttention, Transformer
 
-_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "relu")
-_SILU = ("silu", "swish", "swiglu")
-_RELU2 = ("relu2", "relu_squared")
 _WINDOWED = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
 
 
@@ -58,12 +56,13 @@ def model_of(config: str | os.PathLike[str] | Mapping[str, Any]) -> Transformer:
 def _known_type(fields: Fields) -> str:
     _, inner = fields.given("model_type")
     kind = inner or fields.outer.get("model_type")
-    if kind in FAMILIES:
-        return str(kind)
     if not isinstance(kind, str):
         raise ValueError(f"model_type={short(kind)} must name an architecture; add it")
-    with suppress(ValueError):  # mark what a reader of any decoder would understand
-        _model(fields, "llama", kind, Family(moe=True))
+    if kind in FAMILIES:
+        return kind
+    for moe in (True, False):  # mark what a reader of any decoder would understand
+        with suppress(ValueError):
+            _model(fields, "llama", kind, Family(moe=moe))
     left = fields.unread()
     keys = f", keys not understood: {short(', '.join(left))}" if left else ""
     near = difflib.get_close_matches(kind, FAMILIES, 3, 0.5) or ["llama"]
@@ -95,7 +94,7 @@ def _model(fields: Fields, kind: str, name: str, family: Family) -> Transformer:
         kv_heads, head_dim = heads, latent.nope_dim + latent.rope_dim
     if (fields.whole("word_embed_proj_dim") or hidden) != hidden:
         raise ValueError(f"word_embed_proj_dim must be the {hidden} of hidden_size")
-    experts = _experts(fields, family, layers)
+    routed = experts(fields, family, layers)
     parallel = fields.flag(
         "use_parallel_residual", "parallel_attn", default=family.parallel_residual
     )
@@ -104,7 +103,7 @@ def _model(fields: Fields, kind: str, name: str, family: Family) -> Transformer:
         name=name,
         layers=layers,
         hidden=hidden,
-        ffn=_dense_ffn(fields, family, hidden, experts),
+        ffn=dense_ffn(fields, family, hidden, routed),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -112,7 +111,7 @@ def _model(fields: Fields, kind: str, name: str, family: Family) -> Transformer:
         max_positions=fields.need(
             "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
         ),
-        activation=_activation(fields, family),
+        activation=activation(fields, family),
         positions=family.positions,
         norm=family.norm,
         bias=_bias(fields, family),
@@ -123,7 +122,7 @@ def _model(fields: Fields, kind: str, name: str, family: Family) -> Transformer:
         causal=family.causal,
         window=window,
         windowed_layers=windowed,
-        experts=experts,
+        experts=routed,
         latent=latent,
         mtp_layers=_mtp(fields),
     )
@@ -176,8 +175,7 @@ def _window(fields: Fields, family: Family, layers: int) -> tuple[int | None, in
     """The window and how many layers have it; ``(None, 0)`` where all see everything."""
     key = "attention_chunk_size" if "attention_chunk_size" in family.defaults else "sliding_window"
     window = fields.whole(key, least=0) or None
-    late = family.windows == "late"
-    used = fields.flag("use_sliding_window", default=not late)
+    used = fields.flag("use_sliding_window", default=family.windows_on)
     pattern = family.windows
     for name in ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"):
         if isinstance(pattern, int):
@@ -191,17 +189,23 @@ def _window(fields: Fields, family: Family, layers: int) -> tuple[int | None, in
         count = sum(kinds)
     elif isinstance(pattern, int):
         count = layers - layers // pattern
-    elif late:
+    elif pattern == "late":
         count = max(layers - (fields.whole("max_window_layers", least=0) or 0), 0)
     elif pattern == "all":
         count = layers
     else:
-        raise ValueError(f"{key}={window} says not which layers have it; add layer_types")
+        raise ValueError(
+            f"{key}={window} does not say which layers have it; add layer_types, or remove it"
+        )
     return (window, count) if count else (None, 0)
 
 
 def _attention_kinds(fields: Fields, layers: int) -> list[bool] | None:
     """For each layer whether it has a window, where the file lists them."""
+    rotary = fields.per_layer("no_rope_layers", layers)  # Llama 4: a layer with rope is chunked
+    full = fields.per_layer("attn_type_list", layers)  # MiniMax: 1 sees everything
+    if full and any(each != 1 for each in full):
+        raise ValueError("attn_type_list has linear attention, which is not modelled")
     if kinds := fields.per_layer("layer_types", layers):
         for each in kinds:
             if not isinstance(each, str) or each not in _WINDOWED:
@@ -210,120 +214,12 @@ def _attention_kinds(fields: Fields, layers: int) -> list[bool] | None:
                     f"{', '.join(_WINDOWED)}"
                 )
         return [_WINDOWED[each] for each in kinds]
-    if full := fields.per_layer("attn_type_list", layers):  # MiniMax: 1 sees everything
-        if any(each != 1 for each in full):
-            raise ValueError("attn_type_list has linear attention, which is not modelled")
-        return [False] * layers
-    rotary = fields.per_layer("no_rope_layers", layers)  # Llama 4: a layer with rope is chunked
     return [bool(each) for each in rotary] if rotary else None
 
 
 def _qk_norm(fields: Fields, kind: str, family: Family) -> bool:
     said = fields.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm)
     return said and kind != "llama4_text"  # whose norm has no weights
-
-
-# MLP and experts.
-
-
-def _dense_ffn(fields: Fields, family: Family, hidden: int, experts: Experts | None) -> int:
-    names = [name for name in (family.dense_ffn, "n_inner", "ffn_dim") if name]
-    width = fields.whole(*names)
-    if width is None and experts is not None:
-        width = fields.whole("dense_intermediate_size") or experts.ffn
-    if width is None and not family.gated:
-        _, ratio = fields.given("expansion_ratio")
-        width = hidden * (ratio if isinstance(ratio, int) and 0 < ratio < 100 else 4)
-    if width is None:
-        raise ValueError(f"{family.dense_ffn} is missing; add it")
-    return width
-
-
-def _activation(fields: Fields, family: Family) -> Activation:
-    key, said = fields.given(
-        "hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act"
-    )
-    name = said if key else family.act
-    if name in _GELU or (name in _SILU and not family.gated):
-        return "geglu" if family.gated else "gelu"
-    if name in _SILU:
-        return "swiglu"
-    if name in _RELU2 and not family.gated:
-        return "relu2"
-    raise ValueError(
-        f"{key}={short(name)} is no activation of this model_type that is known; try "
-        f"{'silu or gelu' if family.gated else 'gelu, relu or relu2'}"
-    )
-
-
-def _experts(fields: Fields, family: Family, layers: int) -> Experts | None:
-    if not family.moe:
-        return None
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    count = fields.whole(*names, least=0)
-    first = fields.whole("first_k_dense_replace", default=0, least=0) or 0
-    sparse = _sparse_layers(fields, layers, first)
-    if not count or not any(sparse):
-        if count is None and family.expert_ffn == "intermediate_size":
-            raise ValueError(f"{' or '.join(names)} is missing; add it")
-        return None
-    ffn = fields.need(family.expert_ffn, "moe_intermediate_size", "expert_intermediate_size")
-    number = fields.whole("n_shared_experts", "num_shared_experts", default=0, least=0) or 0
-    width = fields.whole(
-        "shared_expert_intermediate_size", "shared_intermediate_size", default=0, least=0
-    )
-    if family.shared_ffn:
-        number, width = 0, fields.whole(family.shared_ffn)
-    leading, every = _spacing(fields, sparse)
-    return Experts(
-        count=count,
-        top_k=fields.need(
-            "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k"
-        ),
-        ffn=ffn,
-        shared_ffn=width or number * ffn,
-        first_dense=leading,
-        every=every,
-    )
-
-
-def _sparse_layers(fields: Fields, layers: int, first: int) -> list[bool]:
-    """For each layer whether it has experts."""
-    step = fields.whole("decoder_sparse_step", "interleave_moe_layer_step") or 1
-    sparse = [i >= first and (i + 1) % step == 0 for i in range(layers)]
-    _, frequency = fields.given("moe_layer_freq")
-    if isinstance(frequency, list):
-        listed = fields.per_layer("moe_layer_freq", layers) or sparse
-        sparse = [bool(each) for each in listed]
-    else:
-        frequency = fields.whole("moe_layer_freq") or 1
-        sparse = [each and i % frequency == 0 for i, each in enumerate(sparse)]
-    if kinds := fields.per_layer("mlp_layer_types", layers):
-        if unknown := {str(each) for each in kinds} - {"dense", "sparse"}:
-            raise ValueError(f"mlp_layer_types has {short(sorted(unknown))}; not understood")
-        sparse = [each == "sparse" for each in kinds]
-    for name, among in (("moe_layers", True), ("mlp_only_layers", False)):
-        _, chosen = fields.given(name)
-        if chosen is not None and not isinstance(chosen, list):
-            raise ValueError(f"{name}={short(chosen)} must list layers")
-        if chosen:
-            named = [i in chosen for i in range(layers)]
-            sparse = named if among else [a and not b for a, b in zip(sparse, named, strict=True)]
-    return sparse
-
-
-def _spacing(fields: Fields, sparse: list[bool]) -> tuple[int, int]:
-    """Leading dense layers, and that one layer in how many after them has experts."""
-    at = [i for i, each in enumerate(sparse) if each]
-    every = at[1] - at[0] if len(at) > 1 else len(sparse) - at[0]
-    even = all(b - a == every for a, b in zip(at, at[1:], strict=False))
-    for leading in (at[0] - every + 1, at[0]):
-        if even and leading >= 0 and (len(sparse) - leading) // every == len(at):
-            return leading, every
-    raise ValueError(
-        f"layers {short(at)} have experts, which are not evenly spaced after leading dense ones; "
-        "only such are modelled"
-    )
 
 
 # The rest.
@@ -366,8 +262,7 @@ def _norms(fields: Fields, kind: str, family: Family, parallel: bool) -> int:
 
 def _mtp(fields: Fields) -> int:
     """Further layers of multi-token prediction."""
-    if not fields.flag("use_mtp", default=True):
-        return 0
-    per_module = fields.whole("mtp_transformer_layers") or 1
+    each = fields.whole("mtp_transformer_layers") or 1
     modules = fields.whole("num_mtp_modules", least=0) or 0
-    return fields.whole("num_nextn_predict_layers", least=0) or modules * per_module
+    further = fields.whole("num_nextn_predict_layers", least=0) or modules * each
+    return further if fields.flag("use_mtp", default=True) else 0
