@@ -48,10 +48,12 @@ HARMLESS = frozenset(
     {
         "audio_config",
         "chunk_size_feed_forward",
+        "compression_config",
         "encoder_no_repeat_ngram_size",
         "ep_size",
         "experts_per_token",
         "id2label",
+        "init_config",
         "initial_context_length",
         "label2id",
         "max_window_layers",

@@ -23,9 +23,11 @@ def model_of(config: str | os.PathLike[str] | Mapping[str, Any]) -> Transformer:
     """The language model of a ``config.json``, given as a path or as the object it holds.
 
     Of a model of several parts (vision, audio) it is the language model alone. A window in chunks
-    (Llama 4) is read as a sliding one of that size. Left out, as parameters of a hundredth of a
-    percent: biases of routers, sinks of attention, the norm of BLOOM's embedding, BERT's token
-    types and pooler, OPT's two further positions, the gate of Qwen2's shared expert.
+    (Llama 4) is read as a sliding one of that size. Left out, since a ``Transformer`` has no place
+    for them: BERT's pooler and token types (0.3 % of its parameters) and, below 0.01 %, sinks of
+    attention, biases of routers and of the output, the gate of Qwen2's shared expert, the norm of
+    BLOOM's embedding, OPT's two further positions. Likewise norms without biases (Cohere, DBRX,
+    MPT) count some, and norms over all heads at once (OLMo 2, MiniMax) are taken per head.
 
     Raises:
         ValueError: one line with the rule, the value and the remedy, for a file that is no

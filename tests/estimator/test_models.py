@@ -150,23 +150,17 @@ def test_layer_of_multi_token_prediction():
     assert model.mtp_parameters == pytest.approx(11.5e9, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "window", "windowed", "full"),
-    [
-        ("mistral-7b", 4096, 32, 0),
-        ("gemma-2-9b", 4096, 21, 21),
-        ("gemma-2-27b", 4096, 23, 23),
-        ("gemma-3-27b", 1024, 52, 10),
-        ("gpt-oss-20b", 128, 12, 12),
-        ("gpt-oss-120b", 128, 18, 18),
-    ],
-)
-def test_windows(name, window, windowed, full):
-    model = load_model(name)
-    assert (model.window, model.windowed_layers) == (window, windowed)
-    assert model.layers - model.windowed_layers == full
-    others = [load_model(n) for n in names("models") if n not in {name}]
-    assert sum(other.window is None for other in others) >= len(others) - 6
+def test_windows():
+    models = [load_model(name) for name in names("models")]
+    windowed = {m.name: (m.window, m.windowed_layers, m.layers) for m in models if m.window}
+    assert windowed == {
+        "mistral-7b": (4096, 32, 32),
+        "gemma-2-9b": (4096, 21, 42),
+        "gemma-2-27b": (4096, 23, 46),
+        "gemma-3-27b": (1024, 52, 62),
+        "gpt-oss-20b": (128, 12, 24),
+        "gpt-oss-120b": (128, 18, 36),
+    }
 
 
 @pytest.mark.parametrize(
