@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["gelu", "geglu", "relu2", "swiglu"]
-Positions = Literal["learned", "rotary"]
+Positions = Literal["learned", "rotary", "alibi"]
 Norm = Literal["layernorm", "rmsnorm"]
 Bias = Literal["none", "qkv", "all"]
 LayerKind = Literal["dense", "moe"]
@@ -137,6 +137,10 @@ class Transformer:
             raise ValueError(
                 f"experts.first_dense={self.experts.first_dense} of {self.name} must leave one of "
                 f"its {self.layers} layers for experts"
+            )
+        if self.experts is not None and self.moe_layers == 0:
+            raise ValueError(
+                f"experts.every={self.experts.every} of {self.name} leaves no layer for experts"
             )
 
     @property

@@ -36,8 +36,8 @@ SHAPES = {
 }
 """Attributes whose products are FLOPs or bytes."""
 FORMULAS = {"estimator/lower/", "estimator/model.py", "estimator/amped.py"}
-"""Where such products belong; elsewhere they would be a second source of truth. AMPeD is a whole model
-with counts of its own, which is the point of it."""
+"""Where such products belong; elsewhere they would be a second source of truth. AMPeD counts for
+itself, as the paper does."""
 ALLOWED_PRODUCTS = {("estimator/workload.py", "self.global_batch * self.sequence")}
 
 MOST_LINES = 500

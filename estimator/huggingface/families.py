@@ -28,7 +28,7 @@ class Family:
     norm: Norm = "rmsnorm"
     norms_per_layer: int = 2
     positions: Positions = "rotary"
-    """Relative biases such as ALiBi hold no table either, and are taken as rotary."""
+    """ALiBi holds no table either."""
     bias: Bias = "none"
     tied: bool = False
     parallel_residual: bool = False
@@ -89,8 +89,8 @@ FAMILIES: dict[str, Family] = {
     "opt": replace(_GPT, act="relu", dense_ffn="ffn_dim"),
     "bert": _BERT,
     "roberta": _BERT,
-    "bloom": replace(_GPT, positions="rotary", defaults={"max_position_embeddings": 2048}),
-    "mpt": replace(_GPT, positions="rotary", bias="none"),
+    "bloom": replace(_GPT, positions="alibi", defaults={"max_position_embeddings": 2048}),
+    "mpt": replace(_GPT, positions="alibi", bias="none"),
     "gpt_neox": _PARALLEL,
     "gptj": replace(_PARALLEL, norms_per_layer=1),
     "phi": replace(_PARALLEL, norms_per_layer=1),

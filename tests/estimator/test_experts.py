@@ -131,12 +131,15 @@ def test_kinds_and_their_places() -> None:
 def test_every_layer_has_a_kind(
     layers: int, pp: int, prefix: int, every: int, windowed: int, mtp: int
 ) -> None:
+    prefix = min(prefix, layers - 1)
     model = replace(
         MIXTURE,
         layers=layers,
         window=512,
         windowed_layers=min(windowed, layers),
-        experts=Experts(count=8, top_k=2, ffn=64, first_dense=min(prefix, layers - 1), every=every),
+        experts=Experts(
+            count=8, top_k=2, ffn=64, first_dense=prefix, every=min(every, layers - prefix)
+        ),
         mtp_layers=mtp,
     )
     kinds = layer_kinds(model)
@@ -182,6 +185,23 @@ def test_windows_and_encoders() -> None:
     assert attended_pairs(model, 512, windowed=True) == 512**2 / 2
     encoder = replace(MIXTURE, causal=False)
     assert attended_pairs(encoder, 4096, windowed=False) == 4096**2
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"count": 0}, "experts.count=0 must be at least 1"),
+        ({"top_k": 9}, "experts.top_k=9 must be at most the 8 experts"),
+        ({"first_dense": 32}, "experts.first_dense=32 of mixture must leave one of its 32 layers"),
+        ({"every": 40}, "experts.every=40 of mixture leaves no layer for experts"),
+        ({"shared_ffn": -1}, "experts.shared_ffn=-1 must not be negative"),
+    ],
+)
+def test_bad_experts(change: dict[str, int], line: str) -> None:
+    assert MIXTURE.experts is not None
+    with pytest.raises(ValueError) as error:
+        replace(MIXTURE, experts=replace(MIXTURE.experts, **change))
+    assert str(error.value).startswith(line)
 
 
 def test_model_flops_count_the_experts_visited() -> None:
