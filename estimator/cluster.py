@@ -23,6 +23,16 @@ Architecture = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a device's share of its node's host offers to offloaded optimizer states."""
+
+    bandwidth: float
+    """Bytes/s per direction between the device and host memory."""
+    memory_bandwidth: float
+    """Bytes/s of host memory per device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator. Peaks are dense FLOP/s per dtype, sizes bytes, bandwidth bytes/s."""
 
@@ -38,6 +48,8 @@ class Device:
     sms: int
     l2_bytes: float
     tdp_watts: float
+    host: Host | None = None
+    """``None`` where no usual host is known: nothing can be offloaded."""
     dollars_per_hour: float | None = None
     """Rental price of one device; ``None`` when no price is known."""
     source: str = ""

@@ -197,7 +197,8 @@ class _Composition:
         )
         bubble = pipeline - m * (forward + backward)[critical, row]
         data, hidden_data = self._data_parallel(forward, backward, count, m)
-        optimizer = self._gather(self.step["optimizer"].max(axis=0))
+        update = self.step["optimizer"] + self.step["offload copies"] + self.step["host optimizer"]
+        optimizer = self._gather(update.max(axis=0))
         train = self.workload.mode == "train"
         scale = self._scale()
         time = {

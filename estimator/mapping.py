@@ -12,7 +12,7 @@ from estimator import catalog
 from estimator.cluster import Cluster
 from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
 from estimator.model import Experts, LatentAttention, Transformer
-from estimator.plan import Plan, Recompute
+from estimator.plan import Offload, Plan, Recompute
 from estimator.runs import Run
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -91,8 +91,8 @@ def _need(run: Run, name: str) -> Any:
 
 
 def _supported(run: Run) -> None:
-    if run.offload and run.offload.lower() != "none":
-        raise UnmappedError("offload to host memory is not supported yet")
+    if (run.offload or "none").lower() not in ("none", "optimizer"):
+        raise UnmappedError(f"offload of {run.offload!r} is not supported, only of the optimizer")
 
 
 def _convention(run: Run, assume: _Assumptions) -> Convention:
@@ -336,6 +336,9 @@ def _plan(
             )
         if etp is not None and run.etp is None:
             assume("etp", None, etp, "usual with expert parallelism")
+    offload: Offload = "optimizer" if (run.offload or "").lower() == "optimizer" else "none"
+    if offload != "none" and cluster.device.host is None:
+        raise UnmappedError(f"the host of {cluster.device.name}, for offload, is not known")
     recompute, recompute_layers = _recompute(run, convention, model.layers // pp, assume)
     sequence_parallel = assume(
         "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
@@ -348,6 +351,7 @@ def _plan(
         ep=ep,
         etp=etp if ep > 1 else None,
         micro_batch=micro_batch,
+        offload=offload,
         interleave=_interleave(run, convention, model, pp, workload, dp * micro_batch, assume),
         recompute=recompute,
         recompute_layers=recompute_layers,

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from estimator.catalog.quantities import Dimension, parse
-from estimator.cluster import Architecture, Device, Link
+from estimator.cluster import Architecture, Device, Host, Link
 from estimator.model import (
     Activation,
     Bias,
@@ -201,6 +201,13 @@ class Price(Entry):
     source: Source = UNSAID
 
 
+class HostEntry(Entry):
+    """A device's share of its node's host."""
+
+    bandwidth: Rate
+    memory_bandwidth: Rate
+
+
 class DeviceEntry(Entry):
     """``devices/*.yaml``: a data sheet, the memory that is usable, and the usual node."""
 
@@ -212,6 +219,7 @@ class DeviceEntry(Entry):
     sms: Count
     l2: Annotated[Bytes, Field(gt=0)]
     tdp: Watts
+    host: HostEntry | None = None
     dollars_per_hour: Price | None = None
     node: Node | None = None
     source: Source = UNSAID
@@ -224,6 +232,7 @@ class DeviceEntry(Entry):
             architecture=self.architecture,
             peaks={str(dtype): peak for dtype, peak in self.peaks.items()},
             memory_bytes=self.memory,
+            host=None if self.host is None else Host(**self.host.model_dump()),
             bandwidth=self.bandwidth,
             sms=self.sms,
             l2_bytes=self.l2,

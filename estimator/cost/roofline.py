@@ -80,6 +80,11 @@ class Roofline:
         rows = ops.rows("memory")
         bandwidth = device.bandwidth * self.memory_bandwidth
         seconds[rows] = ops.bytes[rows] / bandwidth + self.memory_overhead
+        if device.host is not None:
+            rows = ops.rows("host_copy")
+            seconds[rows] = ops.bytes[rows] / device.host.bandwidth
+            rows = ops.rows("host_memory")
+            seconds[rows] = ops.bytes[rows] / device.host.memory_bandwidth
         for kind in ROUNDS:
             rows = ops.collectives(kind)
             if len(rows):

@@ -17,7 +17,7 @@ from estimator.lower.attention import kv_elements
 from estimator.lower.keys import Keys, expert_tp
 from estimator.lower.kinds import layer_kinds
 from estimator.lower.slots import FloatArray, IntArray, largest_row
-from estimator.lower.step import Shards, state_bytes
+from estimator.lower.step import ON_DEVICE, Shards, state_bytes
 from estimator.lower.transformer import vocab_rows
 from estimator.model import LayerKind, Transformer
 from estimator.plan import UNSET, Plans
@@ -171,7 +171,9 @@ def stage_state_bytes(
     return {
         "weights": weight * _spread(parameters, experts, shards, zero >= 3),
         "gradients": gradient * _spread(trainable, trained_experts, shards, zero >= 2),
-        "optimizer": optimizer * _spread(trainable, trained_experts, shards, zero >= 1),
+        "optimizer": optimizer
+        * _spread(trainable, trained_experts, shards, zero >= 1)
+        * (shards.plans.offload == ON_DEVICE),
         "buffers": np.broadcast_to(buffers, parameters.shape) * exists,
     }
 

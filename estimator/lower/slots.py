@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Column = FloatArray | IntArray | float
 
-Kind = Literal["gemm", "attention", "memory", "collective"]
+Kind = Literal["gemm", "attention", "memory", "host_copy", "host_memory", "collective"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 Place = Literal["layer", "embedding", "head", "boundary", "stage"]
 Phase = Literal["forward", "backward_input", "backward_weight", "step"]

@@ -25,9 +25,11 @@ from estimator.lower.slots import (
 from estimator.lower.stages import StageClasses, stage_classes
 from estimator.lower.transformer import expert_shard, layer_shard, vocab_rows
 from estimator.model import Transformer
-from estimator.plan import UNSET, Plans
+from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
 from estimator.workload import OPTIMIZER_STATES, Workload
+
+ON_DEVICE = CHOICES["offload"].index("none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def step_keys(model: Transformer, workload: Workload, plans: Plans) -> tuple[Sha
             plans.ep,
             plans.etp,
             plans.zero,
+            plans.offload,
             plans.shard_size,
             plans.order,
             plans.first_stage_layers,
@@ -229,13 +232,25 @@ def lower_step(
         np.ones_like(tied[0]),
         tied,
     )
+    updated = parameters / shards.shard + experts / shards.expert_shard
+    on_device = (plans.offload == ON_DEVICE).astype(float)
+    states = optimizer_traffic(workload, stack) * updated
+    copied = (gradient + float(workload.activation_bytes)) * updated
     rows.add(
         Slot(name="optimizer", kind="memory", place="stage", phase="step"),
-        count=spread(exists),
-        bytes=spread(
-            optimizer_traffic(workload, stack)
-            * (parameters / shards.shard + experts / shards.expert_shard)
-        ),
+        count=spread(exists * on_device),
+        bytes=spread(states),
+    )
+    # Gradients down, an update where the states are, weights up (ZeRO-Offload, arXiv 2101.06840).
+    rows.add(
+        Slot(name="offload copies", kind="host_copy", place="stage", phase="step"),
+        count=spread(exists * (1 - on_device)),
+        bytes=spread(copied),
+    )
+    rows.add(
+        Slot(name="host optimizer", kind="host_memory", place="stage", phase="step"),
+        count=spread(exists * (1 - on_device)),
+        bytes=spread(states),
     )
     return rows.build()
 

@@ -107,7 +107,8 @@ def runnable(given: Problem, plan: Plan) -> bool:
         return False
     if job.mode == "forward" and (plan.recompute != "none" or plan.zero in (1, 2)):
         return False
-    return plan.offload == "none" and plan.order in stack.rank_orders
+    hosted = given.cluster.device.host is not None and job.mode == "train"
+    return (plan.offload == "none" or hosted) and plan.order in stack.rank_orders
 
 
 def _ends(plan: Plan) -> list[int | None]:

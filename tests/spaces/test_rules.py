@@ -61,7 +61,8 @@ BROKEN = [
     ("recompute-layers", problem(), "dp=16,pp=4,recompute=full,recompute_layers=21", "at most 20"),
     ("forward", problem(mode="forward"), "dp=64,recompute=full", "use recompute=none"),
     ("forward", problem(mode="forward"), "dp=64,zero=1", "zero=0 or 3"),
-    ("offload", problem(), "dp=64,offload=optimizer", "use offload=none"),
+    ("offload", problem(mode="forward"), "dp=64,offload=optimizer", "mode is forward"),
+    ("offload", problem(device="mi300x"), "dp=64,offload=optimizer", "the host of mi300x"),
     (
         "order",
         problem(stack=replace(STACK, rank_orders=("tp-cp-ep-dp-pp",))),
