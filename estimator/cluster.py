@@ -6,7 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["cpu", "volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cdna4"]
+Architecture = Literal[
+    "cpu",
+    "volta",
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "cdna3",
+    "cdna4",
+    "pascal",
+    "turing",
+    "cdna1",
+    "cdna2",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a device's share of its node's host offers to offloaded optimizer states."""
+
+    bandwidth: float
+    """Bytes/s per direction between the device and host memory."""
+    memory_bandwidth: float
+    """Bytes/s of host memory per device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +48,8 @@ class Device:
     sms: int
     l2_bytes: float
     tdp_watts: float
+    host: Host | None = None
+    """``None`` where no usual host is known: nothing can be offloaded."""
     dollars_per_hour: float | None = None
     """Rental price of one device; ``None`` when no price is known."""
     source: str = ""

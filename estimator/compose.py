@@ -11,6 +11,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
 from estimator.cost.roofline import roofline
@@ -19,6 +20,7 @@ from estimator.layer import (
     COMPUTE,
     CP,
     DP,
+    EP,
     HOST,
     PARTS,
     PP,
@@ -39,7 +41,7 @@ from estimator.workload import Workload
 
 SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
-COST_MODELS = ("analytic",)
+COST_MODELS = ("analytic", "amped")
 
 
 @overload
@@ -86,9 +88,21 @@ def estimate(
     """
     if isinstance(plans, Plan):
         return estimate(model, workload, cluster, Plans.of([plans]), stack=stack, cost=cost)[0]
-    pricer = pricer_of(cost, cluster)
     keys, key_P = layer_keys(plans, stack)
     shards, step_P = step_keys(model, workload, plans)
+    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
+    if cost == "amped":
+        return estimate_amped(
+            model,
+            workload,
+            cluster,
+            plans,
+            stack=stack,
+            memory=memory.parts,
+            stages=_unpriced_stages(shards, step_P, memory),
+            model_flops=model_flops(model, workload),
+        )
+    pricer = pricer_of(cost, cluster)
     layer_ops = lower_layers(model, workload, cluster, keys, stack)
     layers = layer_seconds(
         layer_ops, pricer.seconds(layer_ops, workload, cluster, stack), workload, stack, keys
@@ -98,7 +112,6 @@ def estimate(
         len(step_ops.slots), 4, -1
     )
     step = {slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)}
-    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
     return _Composition(
         model=model,
         workload=workload,
@@ -113,6 +126,17 @@ def estimate(
         memory=memory,
         pricer=pricer,
     ).estimates()
+
+
+def _unpriced_stages(shards: Shards, step_P: IntArray, memory: PeakMemory) -> StageCosts:
+    """What memory alone says of the stages; their seconds are for the cost model to fill in."""
+    layers = shards.classes.layers[:, step_P].T
+    return StageCosts(
+        count=shards.classes.count[:, step_P].T,
+        layers=layers,
+        seconds=np.zeros(layers.shape),
+        allocated_bytes=memory.allocated_CP.T,
+    )
 
 
 def peak_memory(
@@ -173,15 +197,15 @@ class _Composition:
         )
         bubble = pipeline - m * (forward + backward)[critical, row]
         data, hidden_data = self._data_parallel(forward, backward, count, m)
-        optimizer = self._gather(self.step["optimizer"].max(axis=0))
+        update = self.step["optimizer"] + self.step["offload copies"] + self.step["host optimizer"]
+        optimizer = self._gather(update.max(axis=0))
         train = self.workload.mode == "train"
         scale = self._scale()
-        nothing = np.zeros(len(plans))
         time = {
             "compute": on_stage[:, COMPUTE],
             "tp": on_stage[:, TP],
             "cp": on_stage[:, CP],
-            "ep": nothing,
+            "ep": on_stage[:, EP],
             "pp": on_stage[:, PP],
             "bubble": np.maximum(bubble, 0.0),
             "dp": on_stage[:, DP] + data,
@@ -194,7 +218,7 @@ class _Composition:
             hidden={
                 "tp": scale * hidden[:, TP],
                 "cp": scale * hidden[:, CP],
-                "ep": nothing,
+                "ep": scale * hidden[:, EP],
                 "pp": scale * hidden[:, PP],
                 "dp": scale * (hidden[:, DP] + hidden_data),
             },
@@ -245,23 +269,35 @@ class _Composition:
         self, count: IntArray, layers: IntArray, again: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of a micro-batch per stage class, both (4, P)."""
-        key, one_stage = self.key_P, self.plans.pp == 1
-        crossing = self._crossings() * self.layers.boundary.seconds[key]
-        forward = layers * self.layers.forward.seconds[key] + crossing
-        by_kind = self.layers.backward.seconds
-        extra = (by_kind[FULL] - by_kind[0])[key]
-        backward = layers * by_kind[self._base_kind(), key] + again * extra + crossing
-        forward[0] += self.layers.embedding_forward.seconds[key]
-        backward[0] += self.layers.embedding_backward.seconds[key]
-        for side, head in (
-            (forward, self.layers.head_forward.seconds[key]),
-            (backward, self.layers.head_backward.seconds[key]),
+        costs, key, one_stage = self.layers, self.key_P, self.plans.pp == 1
+        crossing = self._crossings() * costs.boundary.seconds[key]
+        forward = np.zeros(layers.shape) + crossing
+        backward = forward.copy()
+        base = self._base_kind()
+        share = again / np.maximum(layers, 1)
+        for n, layer in enumerate(costs.layers):
+            of_kind = self._of_kind(n)
+            by_recompute = layer.backward.seconds
+            extra = (by_recompute[FULL] - by_recompute[0])[key]
+            forward += of_kind * layer.forward.seconds[key]
+            backward += of_kind * (by_recompute[base, key] + share * extra)
+        forward[0] += costs.embedding_forward.seconds[key]
+        backward[0] += costs.embedding_backward.seconds[key]
+        for side, one in (
+            (forward, costs.head_forward.seconds[key]),
+            (backward, costs.head_backward.seconds[key]),
         ):
+            head = (1 + self.model.mtp_layers) * one
             side[0] += np.where(one_stage, head, 0.0)
             side[3] += np.where(one_stage, 0.0, head)
         exists = count > 0
         train = self.workload.mode == "train"
         return forward * exists, backward * exists * train
+
+    def _of_kind(self, n: int) -> FloatArray:
+        """Layers of a kind on a stage of each class, (4, P)."""
+        layers: FloatArray = self.shards.layers_NCU[n][:, self.step_P]
+        return layers
 
     def _critical_parts(
         self, critical: IntArray, layers: IntArray, again: IntArray, m: IntArray
@@ -273,6 +309,7 @@ class _Composition:
         costs, key = self.layers, self.key_P
         passes = 2 if self.workload.mode == "train" else 1
         last = (critical == 3) | (self.plans.pp == 1)
+        heads = last * (1.0 + self.model.mtp_layers)
 
         def times(
             weight: FloatArray | IntArray | NDArray[np.bool_], rows: FloatArray
@@ -280,15 +317,19 @@ class _Composition:
             product: FloatArray = weight[:, None] * rows
             return product
 
-        layer = costs.layer_table
-        kinds = len(layer)
-        by_kind = layer.reshape(-1, layer.shape[-1])
-        base = self._base_kind() * (len(by_kind) // kinds) + key
-        total = times(layers, np.take(by_kind, base, axis=0))
-        total += times(again, np.take(layer[FULL] - layer[0], key, axis=0))
-        total += times(critical == 0, np.take(costs.embedding_table, key, axis=0))
-        total += times(last, np.take(costs.head_table, key, axis=0))
+        share = again / np.maximum(layers, 1)
+        total = times(critical == 0, np.take(costs.embedding_table, key, axis=0))
+        total += times(heads, np.take(costs.head_table, key, axis=0))
         total += times(passes * self._crossings(), np.take(costs.boundary_table, key, axis=0))
+        for n, layer in enumerate(costs.layers):
+            table = layer.table
+            by_kind = table.reshape(-1, table.shape[-1])
+            base = self._base_kind() * table.shape[1] + key
+            of_kind = self._of_kind(n)[critical, np.arange(len(key))]
+            total += times(of_kind, np.take(by_kind, base, axis=0))
+            if again.any():
+                extra = np.take(table[FULL] - table[0], key, axis=0)
+                total += times(of_kind * share, extra)
         total *= m[:, None]
         exposed, hidden, phases = np.split(total, (PARTS, 2 * PARTS), axis=1)
         return (
@@ -313,11 +354,16 @@ class _Composition:
         plans, stack = self.plans, self.stack
         if self.workload.mode != "train":
             return np.zeros(len(plans)), np.zeros(len(plans))
-        scatter = self._gather(self.step["gradient scatter"])
-        reduce = self._gather(self.step["gradient reduction"] + self.step["replica reduction"])
+        nothing = np.zeros_like(self.step["optimizer"])
+
+        def step(name: str) -> FloatArray:
+            return self._gather(self.step[name] + self.step.get(f"expert {name}", nothing))
+
+        scatter = step("gradient scatter")
+        reduce = step("gradient reduction") + self._gather(self.step["replica reduction"])
         every = plans.zero == 2  # gradients leave after each micro-batch
         final = reduce + scatter
-        gather = self._gather(self.step["weight gather"])
+        gather = step("weight gather")
         both = forward + backward
         v = plans.interleave
         later = np.where(v > 1, (1 - 1 / v) * np.minimum(m, plans.pp), 0.0)

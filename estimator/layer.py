@@ -1,6 +1,6 @@
 """From priced slots to seconds of a layer pass: the one place where hiding is decided.
 
-Suffixes: U unique keys, K parts in the order of ``PASS_PARTS``, R recompute kinds.
+Suffixes: U unique keys, K parts in the order of ``PASS_PARTS``, R recompute kinds, N layer kinds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from estimator.plan import CHOICES
 from estimator.stack import Stack
 from estimator.workload import Workload
 
-PASS_PARTS = ("compute", "tp", "cp", "pp", "dp", "host")
-COMPUTE, TP, CP, PP, DP, HOST = range(len(PASS_PARTS))
+PASS_PARTS = ("compute", "tp", "cp", "ep", "pp", "dp", "host")
+COMPUTE, TP, CP, EP, PP, DP, HOST = range(len(PASS_PARTS))
 PARTS = len(PASS_PARTS)
+FORWARD: tuple[Phase, ...] = ("forward",)
 FLOOR_NORM = 6.0
 """Kernels and their launches overlap: a 6-norm passes smoothly from the longer to the longer
 (fitted form, robust least squares on 607 published training runs)."""
@@ -40,28 +41,21 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSeconds:
-    """What one micro-batch costs, per unique key."""
+class OneLayer:
+    """One layer of a kind, per unique key."""
 
     forward: Pass
     backward: Pass
     """Shape (R, U, K): backward with the recompute of each kind."""
     again: FloatArray
     """Compute seconds of that recompute, shape (R, U)."""
-    embedding_forward: Pass
-    embedding_backward: Pass
-    head_forward: Pass
-    head_backward: Pass
-    boundary: Pass
-    """One crossing between stages, in either direction."""
 
     @property
-    def layer_table(self) -> FloatArray:
-        """Forward and backward of a layer, (R, U, 2 K + 2).
+    def table(self) -> FloatArray:
+        """Forward and backward, (R, U, 2 K + 2).
 
         Exposed parts, hidden parts, and of compute what is forward and what is recompute.
         """
-        kinds = len(self.again)
         forward = self.forward.exposed[:, COMPUTE]
         return np.stack(
             [
@@ -71,13 +65,27 @@ class LayerSeconds:
                     forward,
                     self.again[r],
                 )
-                for r in range(kinds)
+                for r in range(len(self.again))
             ]
         )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSeconds:
+    """What one micro-batch costs, per unique key."""
+
+    layers: tuple[OneLayer, ...]
+    """One entry per kind of layer, in the order of :func:`layer_kinds`."""
+    embedding_forward: Pass
+    embedding_backward: Pass
+    head_forward: Pass
+    head_backward: Pass
+    boundary: Pass
+    """One crossing between stages, in either direction."""
+
     @property
     def embedding_table(self) -> FloatArray:
-        """The same of the embedding, (U, 2 K + 2)."""
+        """Parts of the embedding as in ``OneLayer.table``, (U, 2 K + 2)."""
         return self._edge(self.embedding_forward, self.embedding_backward)
 
     @property
@@ -113,10 +121,10 @@ class _Sums:
 
     def __init__(self, ops: Columns, seconds: FloatArray) -> None:
         self.none = np.zeros(seconds.shape[1])
-        self.totals: dict[tuple[Place, Stream, Phase, str | None], FloatArray] = {}
+        self.totals: dict[tuple[int, Place, Stream, Phase, str | None], FloatArray] = {}
         for slot, row in zip(ops.slots, seconds, strict=True):
             for kind in (None, *slot.recomputed_by):
-                key = (slot.place, slot.stream, slot.phase, kind)
+                key = (slot.layer, slot.place, slot.stream, slot.phase, kind)
                 self.totals[key] = self.totals.get(key, self.none) + row
 
     def __call__(
@@ -125,77 +133,101 @@ class _Sums:
         stream: Stream,
         phases: tuple[Phase, ...],
         recomputed_by: str | None = None,
+        *,
+        layer: int = 0,
     ) -> FloatArray:
         total = self.none
         for phase in phases:
-            total = total + self.totals.get((place, stream, phase, recomputed_by), self.none)
+            key = (layer, place, stream, phase, recomputed_by)
+            total = total + self.totals.get(key, self.none)
         return total
 
 
 def layer_seconds(
     ops: Columns, seconds: FloatArray, workload: Workload, stack: Stack, keys: Keys
 ) -> LayerSeconds:
-    """Combine the streams of a layer, the embedding, the head and a stage boundary."""
+    """Combine the streams of every kind of layer, the embedding, the head and a boundary."""
     sums = _Sums(ops, seconds)
     train = workload.mode == "train"
-    forward_phase: tuple[Phase, ...] = ("forward",)
-    overlap = keys.overlap_tp
-    nothing = np.zeros(ops.bytes.shape[1])
+    kinds = 1 + max(slot.layer for slot in ops.slots)
 
-    def run(place: Place, phases: tuple[Phase, ...], floor: float) -> Pass:
+    def edge(place: Place, phases: tuple[Phase, ...]) -> Pass:
         return _pass(
+            stack=stack,
+            floor=0.0,
+            overlap_tp=keys.overlap_tp,
             compute=sums(place, "compute", phases),
             tp=sums(place, "tp", phases),
-            tp_loose=nothing,
-            tp_window=nothing,
-            cp=sums(place, "cp", phases),
-            attention=sums(place, "compute", phases, "selective"),
             gather=sums(place, "dp", phases),
-            floor=floor,
-            overlap_tp=overlap,
-            stack=stack,
         )
 
-    loose, window = _asynchronous(ops, seconds)
-    backwards, again = [], []
-    for kind in CHOICES["recompute"]:
-        repeated = sums("layer", "compute", forward_phase, kind)
-        backwards.append(
-            _pass(
-                compute=sums("layer", "compute", BACKWARD) + repeated,
-                tp=sums("layer", "tp", BACKWARD) + sums("layer", "tp", forward_phase, kind),
-                tp_loose=loose * stack.async_tp_backward,
-                tp_window=window,
-                cp=sums("layer", "cp", BACKWARD) + sums("layer", "cp", forward_phase, kind),
-                attention=_attention_backward(ops, seconds)
-                + sums("layer", "compute", forward_phase, "selective") * (kind != "none"),
-                gather=sums("layer", "dp", BACKWARD),
-                floor=stack.launch_backward + stack.launch_forward * (kind == "full"),
-                overlap_tp=overlap,
-                stack=stack,
-            )
-        )
-        again.append(repeated)
-    crossing = sums("boundary", "pp", forward_phase)
-    exposed = np.zeros((len(crossing), len(PASS_PARTS)))
+    crossing = sums("boundary", "pp", FORWARD)
+    exposed = np.zeros((len(crossing), PARTS))
     hidden = np.zeros_like(exposed)
     exposed[:, PP] = np.where(keys.overlap_p2p == 1, 0.0, crossing)
     hidden[:, PP] = crossing - exposed[:, PP]
     return LayerSeconds(
-        forward=run("layer", forward_phase, stack.launch_forward),
-        backward=_scaled(
-            Pass(
-                exposed=np.stack([one.exposed for one in backwards]),
-                hidden=np.stack([one.hidden for one in backwards]),
-            ),
-            train,
-        ),
-        again=np.stack(again) * train,
-        embedding_forward=run("embedding", forward_phase, 0.0),
-        embedding_backward=_scaled(run("embedding", BACKWARD, 0.0), train),
-        head_forward=run("head", forward_phase, 0.0),
-        head_backward=_scaled(run("head", BACKWARD, 0.0), train),
+        layers=tuple(_one_layer(ops, seconds, sums, n, train, stack, keys) for n in range(kinds)),
+        embedding_forward=edge("embedding", FORWARD),
+        embedding_backward=_scaled(edge("embedding", BACKWARD), train),
+        head_forward=edge("head", FORWARD),
+        head_backward=_scaled(edge("head", BACKWARD), train),
         boundary=Pass(exposed=exposed, hidden=hidden),
+    )
+
+
+def _one_layer(
+    ops: Columns,
+    seconds: FloatArray,
+    sums: _Sums,
+    layer: int,
+    train: bool,
+    stack: Stack,
+    keys: Keys,
+) -> OneLayer:
+    """Forward of a layer, and its backward under each kind of recompute."""
+
+    def total(stream: Stream, phases: tuple[Phase, ...], again: str | None = None) -> FloatArray:
+        return sums("layer", stream, phases, again, layer=layer)
+
+    loose, window, core = _backward_rows(ops, seconds, layer)
+    forward = _pass(
+        stack=stack,
+        floor=stack.launch_forward,
+        overlap_tp=keys.overlap_tp,
+        compute=total("compute", FORWARD),
+        tp=total("tp", FORWARD),
+        cp=total("cp", FORWARD),
+        ep=total("ep", FORWARD),
+        attention=total("compute", FORWARD, "selective"),
+        gather=total("dp", FORWARD),
+    )
+    backwards, again = [], []
+    for kind in CHOICES["recompute"]:
+        repeated = total("compute", FORWARD, kind)
+        attention_again = total("compute", FORWARD, "selective") * (kind != "none")
+        backwards.append(
+            _pass(
+                stack=stack,
+                floor=stack.launch_backward + stack.launch_forward * (kind == "full"),
+                overlap_tp=keys.overlap_tp,
+                compute=total("compute", BACKWARD) + repeated,
+                tp=total("tp", BACKWARD) + total("tp", FORWARD, kind),
+                tp_loose=loose * stack.async_tp_backward,
+                tp_window=window,
+                cp=total("cp", BACKWARD) + total("cp", FORWARD, kind),
+                ep=total("ep", BACKWARD) + total("ep", FORWARD, kind),
+                attention=core + attention_again,
+                gather=total("dp", BACKWARD),
+            )
+        )
+        again.append(repeated)
+    backward = Pass(
+        exposed=np.stack([one.exposed for one in backwards]),
+        hidden=np.stack([one.hidden for one in backwards]),
+    )
+    return OneLayer(
+        forward=forward, backward=_scaled(backward, train), again=np.stack(again) * train
     )
 
 
@@ -203,60 +235,64 @@ def _scaled(one: Pass, factor: bool) -> Pass:
     return Pass(exposed=one.exposed * factor, hidden=one.hidden * factor)
 
 
-def _attention_backward(ops: Columns, seconds: FloatArray) -> FloatArray:
-    """Seconds of the attention core's backward: what context exchange hides behind."""
+def _backward_rows(
+    ops: Columns, seconds: FloatArray, layer: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Three sums over a layer's backward, each (U,).
+
+    Collectives that run beside their own GEMMs, those GEMMs, and the attention core.
+    """
     core = {slot.name for slot in ops.slots if "selective" in slot.recomputed_by}
-    rows = [
+    mine = [(i, slot) for i, slot in enumerate(ops.slots) if slot.layer == layer]
+    loose = [i for i, slot in mine if slot.asynchronous]
+    shields = [i for i, slot in mine if slot.shields]
+    attention = [
         i
-        for i, slot in enumerate(ops.slots)
+        for i, slot in mine
         if slot.name in core and slot.stream == "compute" and slot.phase in BACKWARD
     ]
-    total: FloatArray = seconds[rows].sum(axis=0)
-    return total
-
-
-def _asynchronous(ops: Columns, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Backward's collectives beside their own layer's GEMMs, and those GEMMs; both (U,)."""
-    loose = [i for i, slot in enumerate(ops.slots) if slot.asynchronous]
-    shields = [i for i, slot in enumerate(ops.slots) if slot.shields]
-    return seconds[loose].sum(axis=0), seconds[shields].sum(axis=0)
+    return (
+        seconds[loose].sum(axis=0),
+        seconds[shields].sum(axis=0),
+        seconds[attention].sum(axis=0),
+    )
 
 
 def _pass(
     *,
-    compute: FloatArray,
-    tp: FloatArray,
-    tp_loose: FloatArray,
-    tp_window: FloatArray,
-    cp: FloatArray,
-    attention: FloatArray,
-    gather: FloatArray,
+    stack: Stack,
     floor: float,
     overlap_tp: NDArray[np.int64],
-    stack: Stack,
+    compute: FloatArray,
+    tp: FloatArray,
+    gather: FloatArray,
+    cp: FloatArray | float = 0.0,
+    ep: FloatArray | float = 0.0,
+    attention: FloatArray | float = 0.0,
+    tp_loose: FloatArray | float = 0.0,
+    tp_window: FloatArray | float = 0.0,
 ) -> Pass:
     """One pass: launches under a floor, collectives partly hidden, weights gathered beside.
 
     Tensor-parallel collectives beside GEMMs also fill the time in which launches hold kernels up.
     """
     host = (compute**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - compute
+    nothing = np.zeros_like(compute)
+    cp_all, ep_all = cp + nothing, ep + nothing
     tp_bound = tp - np.minimum(tp_loose, tp_window + host)
     tp_exposed = tp_bound * (1 - stack.hidden_tp * overlap_tp)
-    cp_exposed = np.maximum(stack.exposed_cp * cp, cp - stack.hiding_cp * attention)
-    busy = compute + host + tp_exposed + cp_exposed
+    cp_exposed = np.maximum(stack.exposed_cp * cp_all, cp_all - stack.hiding_cp * attention)
+    busy = compute + host + tp_exposed + cp_exposed + ep_all
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)
     dp_exposed = np.maximum(longer + stack.interference_zero3 * shorter - busy, 0.0)
-    nothing = np.zeros_like(busy)
-    exposed = np.stack([compute, tp_exposed, cp_exposed, nothing, dp_exposed, host], axis=-1)
-    hidden = np.stack(
-        [
-            nothing,
-            tp - tp_exposed,
-            cp - cp_exposed,
-            nothing,
-            np.maximum(gather - dp_exposed, 0),
-            nothing,
-        ],
-        axis=-1,
+    exposed = (compute, tp_exposed, cp_exposed, ep_all, nothing, dp_exposed, host)
+    hidden = (
+        nothing,
+        tp - tp_exposed,
+        cp_all - cp_exposed,
+        nothing,
+        nothing,
+        np.maximum(gather - dp_exposed, 0),
+        nothing,
     )
-    return Pass(exposed=exposed, hidden=hidden)
+    return Pass(exposed=np.stack(exposed, axis=-1), hidden=np.stack(hidden, axis=-1))

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from estimator import catalog
 from estimator.cluster import Cluster
 from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
-from estimator.model import Transformer
-from estimator.plan import Plan, Recompute
+from estimator.model import Experts, LatentAttention, Transformer
+from estimator.plan import Offload, Plan, Recompute
 from estimator.runs import Run
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -91,10 +91,8 @@ def _need(run: Run, name: str) -> Any:
 
 
 def _supported(run: Run) -> None:
-    if run.moe_experts:
-        raise UnmappedError("mixture of experts is not supported yet")
-    if run.offload and run.offload.lower() != "none":
-        raise UnmappedError("offload to host memory is not supported yet")
+    if (run.offload or "none").lower() not in ("none", "optimizer"):
+        raise UnmappedError(f"offload of {run.offload!r} is not supported, only of the optimizer")
 
 
 def _convention(run: Run, assume: _Assumptions) -> Convention:
@@ -119,12 +117,19 @@ def _model(run: Run, convention: Convention, assume: _Assumptions) -> Transforme
         if run.model is None:
             raise UnmappedError("neither the model's shape nor its name is given")
         try:
-            return load_model(run.model)
+            known = load_model(run.model)
         except ValueError:
             raise UnmappedError(
                 f"model {run.model!r} has no shape (layers, hidden, heads) and is not in the "
                 "catalogue"
             ) from None
+        experts = known.experts.count if known.experts is not None else 0
+        if run.moe_experts is not None and run.moe_experts != experts:
+            raise UnmappedError(
+                f"contradiction: moe_experts={run.moe_experts}, but {known.name} of the catalogue "
+                f"has {experts}"
+            )
+        return known
     gated = assume("gated_mlp", run.gated_mlp, _looks_gated(run), "by the model's name")
     hidden: int = run.hidden
     sequence = _need(run, "seq_len")
@@ -136,8 +141,12 @@ def _model(run: Run, convention: Convention, assume: _Assumptions) -> Transforme
         "vocab": assume("vocab", run.vocab, 32000 if gated else 51200, "usual for its family"),
         "tied": assume("tied_embeddings", run.tied_embeddings, not gated, "usual for its family"),
     }
+    heads_of = _latent(run, assume)
     try:
         return Transformer(
+            experts=_experts(run),
+            latent=heads_of,
+            mtp_layers=int("w/ mtp" in (run.notes or "").lower()),
             name=run.model or "unnamed",
             layers=run.layers,
             hidden=hidden,
@@ -155,8 +164,44 @@ def _model(run: Run, convention: Convention, assume: _Assumptions) -> Transforme
         raise UnmappedError(str(error)) from None
 
 
+def _experts(run: Run) -> Experts | None:
+    """The experts of a run; the dense prefix stands in words ("first 3 layers dense")."""
+    if not run.moe_experts:
+        return None
+    prefix = re.search(r"first (\d+)? ?layers? dense", run.moe_note or "")
+    return Experts(
+        count=run.moe_experts,
+        top_k=_need(run, "moe_topk"),
+        ffn=_need(run, "moe_ffn"),
+        shared_ffn=run.moe_shared_ffn or 0,
+        first_dense=int(prefix.group(1) or 1) if prefix else 0,
+    )
+
+
+def _latent(run: Run, assume: _Assumptions) -> LatentAttention | None:
+    """Latent attention where the words say MLA, with the sizes they give or DeepSeek-V3's."""
+    note = run.moe_note or ""
+    if "MLA" not in note:
+        return None
+    sizes = {"q_lora": 1536, "kv_lora": 512, "nope": 128, "rope": 64, "v": 128}
+    said = re.search(r"q_lora (\d+), kv_lora (\d+), qk (\d+)\+(\d+), v (\d+)", note)
+    if said:
+        sizes = dict(zip(sizes, map(int, said.groups()), strict=True))
+    else:
+        assume("latent", None, "1536, 512, 128+64, 128", "as DeepSeek-V3")
+    return LatentAttention(
+        q_rank=sizes["q_lora"],
+        kv_rank=sizes["kv_lora"],
+        nope_dim=sizes["nope"],
+        rope_dim=sizes["rope"],
+        v_dim=sizes["v"],
+    )
+
+
 def _looks_gated(run: Run) -> bool:
-    return bool(re.search(r"llama|mistral|qwen|internlm|llemma", (run.model or "").lower()))
+    return bool(
+        re.search(r"llama|mistral|mixtral|qwen|internlm|llemma|deepseek", (run.model or "").lower())
+    )
 
 
 def _usual_ffn(hidden: int, gated: bool) -> int:
@@ -233,9 +278,19 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: _Assum
             attention=attention,
             dropout=convention.dropout and attention == "eager",
             lora_rank=lora,
+            expert_imbalance=_imbalance(run, assume),
         )
     except ValueError as error:
         raise UnmappedError(str(error)) from None
+
+
+def _imbalance(run: Run, assume: _Assumptions) -> float:
+    """1 where the words say that routing was forced to balance or padded to capacity."""
+    words = f"{run.notes or ''} {run.moe_note or ''}".lower()
+    if not run.moe_experts or "balanced" in words or "pad to capacity" in words:
+        return 1.0
+    imbalance: float = assume("expert_imbalance", None, 1.2, "not said to be balanced")
+    return imbalance
 
 
 def _plan(
@@ -269,6 +324,21 @@ def _plan(
         raise UnmappedError(f"contradiction: tp={tp} does not divide {model.heads} heads")
     if pp > model.layers:
         raise UnmappedError(f"contradiction: pp={pp} exceeds {model.layers} layers")
+    ep = run.ep or 1
+    etp = run.etp if run.etp is not None else (1 if ep > 1 else None)
+    if model.experts is None and ep > 1:
+        raise UnmappedError(f"contradiction: ep={ep} without experts")
+    if model.experts is not None:
+        if model.experts.count % ep or (dp * tp * cp) % (ep * (etp or tp)):
+            raise UnmappedError(
+                f"contradiction: ep={ep} does not divide {model.experts.count} experts and the "
+                f"{dp * tp * cp} ranks of a stage"
+            )
+        if etp is not None and run.etp is None:
+            assume("etp", None, etp, "usual with expert parallelism")
+    offload: Offload = "optimizer" if (run.offload or "").lower() == "optimizer" else "none"
+    if offload != "none" and cluster.device.host is None:
+        raise UnmappedError(f"the host of {cluster.device.name}, for offload, is not known")
     recompute, recompute_layers = _recompute(run, convention, model.layers // pp, assume)
     sequence_parallel = assume(
         "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
@@ -278,7 +348,10 @@ def _plan(
         tp=tp,
         cp=cp,
         pp=pp,
+        ep=ep,
+        etp=etp if ep > 1 else None,
         micro_batch=micro_batch,
+        offload=offload,
         interleave=_interleave(run, convention, model, pp, workload, dp * micro_batch, assume),
         recompute=recompute,
         recompute_layers=recompute_layers,

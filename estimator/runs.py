@@ -92,7 +92,12 @@ class Run(BaseModel):
     gated_mlp: Flag = None
     tied_embeddings: Flag = None
     pos_emb: str | None = None
-    moe_experts: Count = None
+    moe_experts: Annotated[int | None, BeforeValidator(_whole), Field(ge=0)] = None
+    moe_topk: Count = None
+    moe_ffn: Count = None
+    moe_shared_ffn: Annotated[int | None, BeforeValidator(_whole), Field(ge=0)] = None
+    moe_note: str | None = None
+    """Words on dense layers and latent attention."""
 
     # The workload and the plan.
     seq_len: Count = None
@@ -105,6 +110,7 @@ class Run(BaseModel):
     dp: Count = None
     vpp: Count = None
     ep: Count = None
+    etp: Count = None
     sp: Flag = None
     micro_batch: Count = None
     zero_stage: Annotated[int | None, BeforeValidator(_whole), Field(ge=0, le=3)] = None

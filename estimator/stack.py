@@ -59,6 +59,10 @@ class Stack:
     """Tensor-parallel ranks each send a part of equal activations to the next stage."""
     hidden_tp: float
     """Share of tensor-parallel communication hidden by GEMM overlap."""
+    cp_exchange: str
+    """``ring`` passes keys and values on, ``all_to_all`` swaps sequence for heads."""
+    deduplicated_dispatch: bool
+    """A token goes once to each scale-up domain that holds some of its experts (DeepEP)."""
     hiding_cp: float
     """Share of the attention time that context-parallel exchange can hide behind."""
     exposed_cp: float

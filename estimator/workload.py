@@ -36,6 +36,8 @@ class Workload:
     """Whether dropout runs (masks take time and memory)."""
     lora_rank: int | None = None
     """Rank of adapters on the two attention projections; every other weight is frozen."""
+    expert_imbalance: float = 1.2
+    """Tokens of the busiest expert rank over the mean; 1 where routing is forced to balance."""
     token_budget: float | None = None
     """Tokens of the whole run, for days and cost; ``None`` when not asked."""
 
@@ -50,6 +52,8 @@ class Workload:
             )
         if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank={self.lora_rank} must be at least 1")
+        if not 1 <= self.expert_imbalance <= 100:
+            raise ValueError(f"expert_imbalance={self.expert_imbalance} must lie from 1 to 100")
         if self.token_budget is not None and not 0 < self.token_budget < float("inf"):
             raise ValueError(
                 f"token_budget={self.token_budget} must be a positive number of tokens"

@@ -17,7 +17,9 @@ from estimator.estimate import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, Estimate
 from estimator.model import Transformer
 from estimator.stack import Stack
 from search.accuracy import Validation
+from search.rules_of_thumb import Baseline
 from search.study import Recommendation
+from search.sweep import Point, Swept
 from search.validate import Scored
 from search.versions import versions
 from spaces import Problem
@@ -26,6 +28,7 @@ RECOMMENDATION = "trainplan.recommendation.v1"
 CATALOG = "trainplan.catalog.v1"
 ESTIMATE = "trainplan.estimate.v1"
 EXPLANATION = "trainplan.explanation.v1"
+SWEEP = "trainplan.sweep.v1"
 VALIDATION = "trainplan.validation.v1"
 
 _NUMBER = (int, float)
@@ -69,6 +72,32 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                 "peak_bytes": _NUMBER,
                 "excess_bytes": _NUMBER,
                 "change": (str, type(None)),
+            }
+        ],
+        "rules_of_thumb": [
+            {
+                "name": str,
+                "plan": (dict, type(None)),
+                "step_seconds": _MAYBE,
+                "over_best": _MAYBE,
+            }
+        ],
+        "versions": dict,
+    },
+    SWEEP: {
+        "schema": str,
+        "problem": _PROBLEM,
+        "field": str,
+        "unit": str,
+        "points": [
+            {
+                "value": _NUMBER,
+                "text": str,
+                "gpus": int,
+                "legal": int,
+                "fitting": int,
+                "reason": (str, type(None)),
+                "best": (dict, type(None)),
             }
         ],
         "versions": dict,
@@ -147,8 +176,8 @@ def faults(value: Any, shape: Any, where: str = "document") -> list[str]:
     return []
 
 
-def recommendation(result: Recommendation) -> dict[str, Any]:
-    """The document ``trainplan.recommendation.v1``."""
+def recommendation(result: Recommendation, rules: Iterable[Baseline] = ()) -> dict[str, Any]:
+    """The document ``trainplan.recommendation.v1``, with what rules of thumb would pick."""
     return {
         "schema": RECOMMENDATION,
         "problem": _problem(result.problem, result.cost),
@@ -181,7 +210,46 @@ def recommendation(result: Recommendation) -> dict[str, Any]:
             }
             for miss in result.nearest_misses
         ],
+        "rules_of_thumb": [_baseline(rule, result) for rule in rules],
         "versions": dict(result.versions),
+    }
+
+
+def _baseline(rule: Baseline, result: Recommendation) -> dict[str, Any]:
+    cost = rule.estimate
+    return {
+        "name": rule.name,
+        "plan": None if cost is None else cost.plan.to_dict(),
+        "step_seconds": None if cost is None else cost.step_seconds,
+        "over_best": rule.over(result.ranked[0].estimate) if result.ranked else None,
+    }
+
+
+def sweep(swept: Swept) -> dict[str, Any]:
+    """The document ``trainplan.sweep.v1``: the best plan at each value of one field."""
+    return {
+        "schema": SWEEP,
+        "problem": _problem(swept.problem, swept.cost),
+        "field": swept.sweep.field,
+        "unit": swept.sweep.unit,
+        "points": [_point(point) for point in swept.points],
+        "versions": versions(),
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    best = point.best
+    return {
+        "value": point.value,
+        "text": point.text,
+        "gpus": point.problem.cluster.gpus,
+        "legal": point.legal,
+        "fitting": point.fitting,
+        "reason": point.reason,
+        "best": None
+        if best is None
+        else _costs(best.estimate, best.limited_by)
+        | {"budget": budget_of(point.problem, best.estimate)},
     }
 
 
@@ -253,7 +321,7 @@ def catalog(
     return {
         "schema": CATALOG,
         "models": [
-            plain(m) | {"parameters": m.parameters, "active_parameters": m.parameters}
+            plain(m) | {"parameters": m.parameters, "active_parameters": m.active_parameters}
             for m in models
         ],
         "devices": [plain(device) for device in devices],

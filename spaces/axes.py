@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from estimator.plan import CHOICES, NAMES, Plan, code
+from estimator.plan import CHOICES, NAMES, UNSET, Plan, code
 from spaces.problem import Problem, divisors
 from spaces.run_rules import FULL
 from spaces.space import Constraints
@@ -47,6 +47,7 @@ def declared_axes(problem: Problem) -> dict[str, tuple[Any, ...]]:
         "tp": divisors(world, model.heads),
         "cp": divisors(world, min(stack.max_cp, max(1, sequence // 2))),
         "pp": divisors(world, model.layers),
+        **_expert_axes(problem),
         "micro_batch": divisors(workload.global_batch, max(8, TOKENS_PER_MICRO_BATCH // sequence)),
         "interleave": sorted(chunks),
         "recompute": recompute if "full" in stack.recompute else recompute[:-3],
@@ -61,6 +62,14 @@ def declared_axes(problem: Problem) -> dict[str, tuple[Any, ...]]:
         if name not in free and name not in DERIVED
     }
     return {name: tuple(values) for name, values in {**free, **single}.items()}
+
+
+def _expert_axes(problem: Problem) -> dict[str, Sequence[Any]]:
+    """Values of ep and etp: experts cut like the other layers, or whole on each rank."""
+    experts = problem.model.experts
+    if experts is None:
+        return {"ep": (1,), "etp": (UNSET,)}
+    return {"ep": divisors(experts.count, problem.cluster.gpus), "etp": (UNSET, 1)}
 
 
 def narrow(axes: dict[str, tuple[Any, ...]], asked: Constraints) -> dict[str, tuple[Any, ...]]:

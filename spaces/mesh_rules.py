@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.plan import UNSET, Plan, Plans
+from estimator.plan import Plan, Plans
 from spaces.problem import BoolArray, Problem, Rule, divisors, offer
 
 
@@ -108,20 +108,6 @@ def _explain_sequence_cp(problem: Problem, plan: Plan) -> str:
     )
 
 
-def _dense(problem: Problem, plans: Plans) -> BoolArray:
-    legal: BoolArray = (plans.ep == 1) & (
-        (plans.etp == UNSET) | (plans.etp == 1) | (plans.etp == plans.tp)
-    )
-    return legal
-
-
-def _explain_dense(problem: Problem, plan: Plan) -> str:
-    return (
-        f"ep={plan.ep}, etp={plan.etp} need experts and {problem.model.name} has none; "
-        "use ep=1 and leave etp out"
-    )
-
-
 MESH_RULES = (
     Rule(
         "world",
@@ -158,11 +144,3 @@ MESH_RULES = (
     ),
 )
 """Rules that the mesh (dp, tp, cp, pp) alone decides."""
-
-DENSE_RULE = Rule(
-    "dense",
-    "a dense model has no expert parallelism",
-    ("tp", "ep", "etp"),
-    _dense,
-    _explain_dense,
-)

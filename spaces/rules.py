@@ -7,12 +7,19 @@ from estimator.model import Transformer
 from estimator.plan import Plan, Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
-from spaces.mesh_rules import DENSE_RULE, MESH_RULES
+from spaces.expert_rules import EXPERT_RULES, EXPERT_SEQUENCE_RULE
+from spaces.mesh_rules import MESH_RULES
 from spaces.problem import Problem, Rule, check_problem, check_size
 from spaces.run_rules import RUN_RULES
 from spaces.split_rules import SPLIT_RULES
 
-RULES: tuple[Rule, ...] = (*MESH_RULES, *SPLIT_RULES, DENSE_RULE, *RUN_RULES)
+RULES: tuple[Rule, ...] = (
+    *MESH_RULES,
+    *EXPERT_RULES,
+    *SPLIT_RULES,
+    *RUN_RULES,
+    EXPERT_SEQUENCE_RULE,
+)
 """A plan that breaks several rules is charged to the first of them."""
 
 SPACE_ONLY = {

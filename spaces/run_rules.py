@@ -102,8 +102,20 @@ def _explain_forward(problem: Problem, plan: Plan) -> str:
 
 
 def _offload(problem: Problem, plans: Plans) -> BoolArray:
-    legal: BoolArray = plans.offload == CHOICES["offload"].index("none")
+    known = problem.cluster.device.host is not None and problem.workload.mode == "train"
+    legal: BoolArray = (plans.offload == CHOICES["offload"].index("none")) | known
     return legal
+
+
+def _explain_offload(problem: Problem, plan: Plan) -> str:
+    if problem.workload.mode == "forward":
+        return (
+            f"offload={plan.offload} moves optimizer states and mode is forward; use offload=none"
+        )
+    return (
+        f"offload={plan.offload} needs to know the host of {problem.cluster.device.name}; give "
+        "host: bandwidth and memory_bandwidth in a device file, or use offload=none"
+    )
 
 
 def _order(problem: Problem, plans: Plans) -> BoolArray:
@@ -187,10 +199,10 @@ RUN_RULES = (
     ),
     Rule(
         "offload",
-        "offloading is not modelled yet",
+        "optimizer states go to a host that is known",
         ("offload",),
         _offload,
-        lambda problem, plan: f"offload={plan.offload} is not supported yet; use offload=none",
+        _explain_offload,
     ),
     Rule(
         "order",

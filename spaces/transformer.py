@@ -22,7 +22,7 @@ from spaces.run_rules import FULL, SELECTIVE
 from spaces.space import Constraints, Grid, LeftOut, Stage, enumerate_legal
 from spaces.stages import end_stages, fullest_stage
 
-MESH = ("tp", "cp", "pp")
+MESH = ("tp", "cp", "pp", "ep", "etp")
 SPLIT = ("micro_batch", "interleave")
 
 
@@ -219,6 +219,11 @@ def _space_rules(grid: Grid, asked: Constraints) -> tuple[Rule, ...]:
         kept: BoolArray = (plans.order == first_order) | distinct
         return kept
 
+    def same_expert_tp(problem: Problem, plans: Plans) -> BoolArray:
+        # Unset follows tp, so that etp=1 says the same where tp is 1.
+        kept: BoolArray = (plans.etp == UNSET) | (plans.tp > 1)
+        return kept if problem.model.experts is not None else np.ones(len(plans), dtype=bool)
+
     def same_recompute(problem: Problem, plans: Plans) -> BoolArray:
         fullest = fullest_stage(problem.model.layers, plans)
         repeated = np.zeros(len(plans), dtype=bool)
@@ -245,6 +250,7 @@ def _space_rules(grid: Grid, asked: Constraints) -> tuple[Rule, ...]:
             if name in asked.fields
         ),
         _space_rule("duplicate", ("dp", "tp", "cp", "pp", "order"), same_order),
+        _space_rule("duplicate", ("tp", "etp"), same_expert_tp),
         _space_rule("redundant", ("recompute",), needless),
         _space_rule("duplicate", reads, same_recompute),
     ]

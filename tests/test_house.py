@@ -35,8 +35,9 @@ SHAPES = {
     *("sequence", "micro_batch", "lora_rank"),
 }
 """Attributes whose products are FLOPs or bytes."""
-FORMULAS = {"estimator/lower/", "estimator/model.py"}
-"""Where such products belong; elsewhere they would be a second source of truth."""
+FORMULAS = {"estimator/lower/", "estimator/model.py", "estimator/amped.py"}
+"""Where such products belong; elsewhere they would be a second source of truth. AMPeD counts for
+itself, as the paper does."""
 ALLOWED_PRODUCTS = {("estimator/workload.py", "self.global_batch * self.sequence")}
 
 MOST_LINES = 500

@@ -11,6 +11,7 @@ from estimator.catalog.loader import (
     load_model,
     load_stack,
     names,
+    published_active_parameters,
     published_parameters,
 )
 from estimator.catalog.writing import stack_yaml
@@ -24,6 +25,7 @@ __all__ = [
     "load_node",
     "load_stack",
     "names",
+    "published_active_parameters",
     "published_parameters",
     "resize",
     "stack_yaml",

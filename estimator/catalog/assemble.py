@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from estimator.catalog.loader import Kind, is_path, locate, names, unknown
 from estimator.catalog.reading import fault, read_mapping, short
+from estimator.catalog.wiring import link_entry, wired
 from estimator.cluster import Cluster, Link
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def _split(text: str) -> tuple[str, int | None]:
 
 def _find(head: str) -> tuple[Kind, Path]:
     """Which kind of entry describes the nodes, and its file."""
+    if head.lower().endswith(".txt"):
+        raise ValueError(
+            f"{short(head)} does not say which GPU it is; write a cluster file with name, device, "
+            "topology and nic_bandwidth"
+        )
     if is_path(head):
         path = Path(head)
         return ("clusters" if "device" in read_mapping(path) else "devices"), path
@@ -117,6 +123,13 @@ def _assemble(entry: ClusterEntry, path: Path) -> Cluster:
     """The cluster of an entry; what it leaves out is the device's usual node."""
     try:
         device, home = _device(entry, path)
+        if entry.topology is not None:
+            entry = wired(entry, device, path.parent, home)
+        elif entry.nic_bandwidth is not None:
+            raise ValueError(
+                "nic_bandwidth is that of the NICs in a topology; add topology, or write "
+                "scale_out with nics_per_node"
+            )
         size, domain = _sizes(entry, device)
         usual = (device.node.scale_up, device.node.scale_out) if device.node else (None, None)
         up = _link(entry.scale_up, path.parent, size) or _link(usual[0], home, size)
@@ -172,12 +185,5 @@ def _device(entry: ClusterEntry, path: Path) -> tuple[DeviceEntry, Path]:
 
 
 def _link(given: str | LinkEntry | None, folder: Path, gpus_per_node: int) -> Link | None:
-    from estimator.catalog.check import check
-    from estimator.catalog.schema import LinkEntry
-
-    if given is None:
-        return None
-    if isinstance(given, LinkEntry):
-        return given.noun(gpus_per_node)
-    path = locate("links", given, folder)
-    return check(read_mapping(path), LinkEntry, path).noun(gpus_per_node)
+    found = link_entry(given, folder)
+    return None if found is None else found.noun(gpus_per_node)

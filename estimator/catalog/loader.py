@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from estimator.catalog.reading import fault, read_mapping, short
 from estimator.cluster import Device, Link
 from estimator.model import Transformer
 from estimator.stack import Stack
 
+if TYPE_CHECKING:
+    from estimator.catalog.schema import TransformerEntry
+
 Kind = Literal["models", "devices", "clusters", "stacks", "links"]
 Reference = str | os.PathLike[str]
-"""The name of a catalogue entry, or the path of a YAML file."""
+"""The name of a catalogue entry, or the path of a YAML file (of a model, also a config.json)."""
 
 _HERE = Path(__file__).parent
 
@@ -27,12 +30,15 @@ def names(kind: str) -> list[str]:
 
 
 def load_model(name_or_path: Reference) -> Transformer:
-    """A model by name or file. Every fault is a ``ValueError`` of one line."""
-    from estimator.catalog.check import check
-    from estimator.catalog.schema import TransformerEntry
+    """A model by name or file; a ``.json`` file is read as Hugging Face's ``config.json``.
 
-    path = locate("models", name_or_path)
-    entry = check(read_mapping(path), TransformerEntry, path)
+    Every fault is a ``ValueError`` of one line.
+    """
+    if _is_config(name_or_path):
+        from estimator.huggingface import model_of
+
+        return model_of(name_or_path)
+    entry, path = _model_entry(name_or_path)
     try:
         return entry.noun()
     except ValueError as error:
@@ -41,11 +47,16 @@ def load_model(name_or_path: Reference) -> Transformer:
 
 def published_parameters(name_or_path: Reference) -> int | None:
     """Parameters as the model's publisher counts them; ``None`` where the file does not say."""
-    from estimator.catalog.check import check
-    from estimator.catalog.schema import TransformerEntry
+    if _is_config(name_or_path):
+        return None
+    return _model_entry(name_or_path)[0].published_parameters
 
-    path = locate("models", name_or_path)
-    return check(read_mapping(path), TransformerEntry, path).published_parameters
+
+def published_active_parameters(name_or_path: Reference) -> int | None:
+    """Parameters that one token visits, likewise; whether embeddings count differs."""
+    if _is_config(name_or_path):
+        return None
+    return _model_entry(name_or_path)[0].published_active_parameters
 
 
 def load_device(name_or_path: Reference) -> Device:
@@ -113,6 +124,19 @@ def unknown(kind: Kind, given: str, known: list[str]) -> str:
     near = difflib.get_close_matches(given.lower(), known, 3, 0.4)
     hint = f"nearest: {', '.join(near)}; " if near else ""
     return f"unknown {kind[:-1]} {short(given)}; {hint}all: trainplan catalog {kind}"
+
+
+def _is_config(given: Reference) -> bool:
+    """Whether it is the path of a ``config.json`` rather than an entry."""
+    return isinstance(given, str | os.PathLike) and os.fspath(given).lower().endswith(".json")
+
+
+def _model_entry(given: Reference) -> tuple[TransformerEntry, Path]:
+    from estimator.catalog.check import check
+    from estimator.catalog.schema import TransformerEntry
+
+    path = locate("models", given)
+    return check(read_mapping(path), TransformerEntry, path), path
 
 
 def _stack_fields(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -21,7 +21,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     import yaml
 
-    text = _text(path)
+    text = read_text(path)
     try:
         content = yaml.load(text, Loader=_loader())
     except yaml.MarkedYAMLError as error:
@@ -61,23 +61,29 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path, wanted: str = "a .yaml file") -> str:
+    """The text of a file that people wrote.
+
+    Raises:
+        ValueError: one line that asks for what is ``wanted``, for a file that is missing, no
+            regular file, too large or not UTF-8.
+    """
     try:
         if not path.exists():
             raise fault(path, "no such file; check the path, or use a catalogue name")
         if not path.is_file():
-            raise fault(path, "is not a regular file; name a .yaml file")
+            raise fault(path, f"is not a regular file; name {wanted}")
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise fault(path, f"{reason}; check the path") from None
     if len(content) > LARGEST_FILE:
-        raise fault(path, f"is larger than {LARGEST_FILE // 10**6} MB; name a .yaml entry")
+        raise fault(path, f"is larger than {LARGEST_FILE // 10**6} MB; name {wanted}")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise fault(path, "is not UTF-8 text; name a .yaml file") from None
+        raise fault(path, f"is not UTF-8 text; name {wanted}") from None
 
 
 def _loader() -> type[yaml.SafeLoader]:

@@ -16,8 +16,16 @@ from pydantic import (
 )
 
 from estimator.catalog.quantities import Dimension, parse
-from estimator.cluster import Architecture, Device, Link
-from estimator.model import Activation, Bias, Norm, Positions, Transformer
+from estimator.cluster import Architecture, Device, Host, Link
+from estimator.model import (
+    Activation,
+    Bias,
+    Experts,
+    LatentAttention,
+    Norm,
+    Positions,
+    Transformer,
+)
 from estimator.plan import Order, Recompute
 from estimator.stack import FUSIONS, Stack
 from estimator.workload import Precision
@@ -37,6 +45,11 @@ Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\x21-\x7e]+$")]
 Width = Annotated[int, Field(ge=1, le=10_000_000)]
 """Elements; the bound keeps products of three sizes inside int64."""
+Extent = Annotated[int, Field(ge=0, le=10_000_000)]
+"""Elements or layers that may be none."""
+Layers = Annotated[int, Field(ge=1, le=10_000)]
+Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Parameters = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Fusion = Literal["norm_residual", "bias_activation", "rope", "softmax", "cross_entropy"]
 Source = Annotated[str, Field(min_length=1)]
@@ -55,32 +68,74 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class ExpertsEntry(Entry):
+    """``experts`` of a model: the fields of :class:`Experts`."""
+
+    count: Width
+    top_k: Width
+    ffn: Width
+    shared_ffn: Extent = 0
+    first_dense: Extent = 0
+    every: Layers = 1
+
+    def noun(self) -> Experts:
+        """The experts; ``ValueError`` where their counts contradict each other."""
+        return Experts(**self.model_dump())
+
+
+class LatentEntry(Entry):
+    """``latent`` of a model: the fields of :class:`LatentAttention`."""
+
+    kv_rank: Width
+    nope_dim: Width
+    rope_dim: Width
+    v_dim: Width
+    q_rank: Extent = 0
+
+    def noun(self) -> LatentAttention:
+        """The latent attention."""
+        return LatentAttention(**self.model_dump())
+
+
 class TransformerEntry(Entry):
     """``models/*.yaml``: the fields of :class:`Transformer`, and what its publisher counts."""
 
     name: Name
-    layers: Annotated[int, Field(ge=1, le=10_000)]
+    layers: Layers
     hidden: Width
     ffn: Width
     heads: Width
     kv_heads: Width
     head_dim: Width
     vocab: Width
-    max_positions: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    max_positions: Positive
     activation: Activation
     positions: Positions
     norm: Norm
     bias: Bias
     tied: bool
     parallel_residual: bool = False
-    shared_norm: bool = False
-    published_parameters: Annotated[int, Field(ge=1)] | None = None
+    norms_per_layer: Literal[1, 2, 4] = 2
+    qk_norm: bool = False
+    causal: bool = True
+    window: Positive | None = None
+    windowed_layers: Extent = 0
+    experts: ExpertsEntry | None = None
+    latent: LatentEntry | None = None
+    mtp_layers: Extent = 0
+    published_parameters: Parameters | None = None
     """As printed: zeros at the end are digits that the publisher rounded away."""
+    published_active_parameters: Parameters | None = None
+    """Likewise of what one token visits; publishers differ on whether embeddings count."""
     source: Source = UNSAID
 
     def noun(self) -> Transformer:
         """The model; ``ValueError`` where its sizes contradict each other."""
-        return Transformer(**self.model_dump(exclude={"published_parameters", "source"}))
+        said = {"published_parameters", "published_active_parameters", "source"}
+        plain = self.model_dump(exclude={*said, "experts", "latent"})
+        experts = self.experts.noun() if self.experts is not None else None
+        latent = self.latent.noun() if self.latent is not None else None
+        return Transformer(**plain, experts=experts, latent=latent)
 
 
 class LinkEntry(Entry):
@@ -146,6 +201,13 @@ class Price(Entry):
     source: Source = UNSAID
 
 
+class HostEntry(Entry):
+    """A device's share of its node's host."""
+
+    bandwidth: Rate
+    memory_bandwidth: Rate
+
+
 class DeviceEntry(Entry):
     """``devices/*.yaml``: a data sheet, the memory that is usable, and the usual node."""
 
@@ -157,6 +219,7 @@ class DeviceEntry(Entry):
     sms: Count
     l2: Annotated[Bytes, Field(gt=0)]
     tdp: Watts
+    host: HostEntry | None = None
     dollars_per_hour: Price | None = None
     node: Node | None = None
     source: Source = UNSAID
@@ -169,6 +232,7 @@ class DeviceEntry(Entry):
             architecture=self.architecture,
             peaks={str(dtype): peak for dtype, peak in self.peaks.items()},
             memory_bytes=self.memory,
+            host=None if self.host is None else Host(**self.host.model_dump()),
             bandwidth=self.bandwidth,
             sms=self.sms,
             l2_bytes=self.l2,
@@ -187,6 +251,10 @@ class ClusterEntry(Entry):
         Discriminator(_written_as),
     ]
     nodes: Count = 1
+    topology: Name | None = None
+    """The path of what ``nvidia-smi topo -m`` printed on a node; it gives the fields below."""
+    nic_bandwidth: Rate | None = None
+    """Of each NIC in ``topology``, per direction."""
     gpus_per_node: Count | None = None
     scale_up: AnyLink | None = None
     scale_up_domain: Count | None = None
@@ -218,6 +286,8 @@ class StackEntry(Entry):
     async_tp_backward: bool
     scattered_boundaries: bool
     hidden_tp: Share
+    cp_exchange: Literal["ring", "all_to_all"]
+    deduplicated_dispatch: bool
     hiding_cp: Share
     exposed_cp: Share
     hiding_dp: Share

@@ -11,24 +11,38 @@ ROUNDS: dict[Collective, int] = {
     "all_reduce": 2,
     "all_gather": 1,
     "reduce_scatter": 1,
+    "all_to_all": 1,
     "send_recv": 1,
 }
 """Trips of the buffer around the ring (nccl-tests, PERFORMANCE.md: bus bandwidth)."""
 
 
 def linear_seconds(
-    kind: Collective, size: FloatArray, group: FloatArray, inside: FloatArray, cluster: Cluster
+    kind: Collective,
+    size: FloatArray,
+    group: FloatArray,
+    inside: FloatArray,
+    cluster: Cluster,
+    *,
+    between: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Seconds of a collective on ``size`` bytes over ``group`` ranks; zero for a group of one.
 
     ``inside`` of the ranks share a scale-up domain. All groups of a node run at once, so each
     rank has its own share of the node's NICs and a ring through ``inside`` ranks has that many
     shares. The faster of a flat ring and (for reductions and gathers) a hierarchy of rings
-    inside and a tree between is taken.
+    inside and a tree between is taken. An all-to-all sends ``size`` bytes inside the domain and
+    ``between`` out of it, both at once.
     """
     up, out = cluster.scale_up, cluster.scale_out
     domains = np.ceil(group / inside)
     spans = domains > 1
+    if kind == "all_to_all":
+        seconds = _tier(up, inside, size)
+        if out is not None:
+            leaving = _tier(out, domains, between + np.zeros_like(size))
+            seconds = np.maximum(seconds, np.where(spans, leaving, 0.0))
+        return np.where(group > 1, seconds, 0.0)
     if kind == "send_recv":
         seconds = _tier(up, inside, size)
         if out is not None:

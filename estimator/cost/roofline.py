@@ -64,7 +64,8 @@ class Roofline:
             )
             if len(rows):
                 dtype = gemm_dtype(workload, low_precision=low_precision)
-                seconds[rows] = self._gemm(ops.flops[rows], ops.bytes[rows], dtype, device)
+                starts = ops.starts[rows] * self.saturation_flops
+                seconds[rows] = self._gemm(ops.flops[rows] + starts, ops.bytes[rows], dtype, device)
         rows = ops.rows("attention")
         if len(rows):
             kernel = self.kernel(stack.attention_kernel, device)
@@ -79,6 +80,11 @@ class Roofline:
         rows = ops.rows("memory")
         bandwidth = device.bandwidth * self.memory_bandwidth
         seconds[rows] = ops.bytes[rows] / bandwidth + self.memory_overhead
+        if device.host is not None:
+            rows = ops.rows("host_copy")
+            seconds[rows] = ops.bytes[rows] / device.host.bandwidth
+            rows = ops.rows("host_memory")
+            seconds[rows] = ops.bytes[rows] / device.host.memory_bandwidth
         for kind in ROUNDS:
             rows = ops.collectives(kind)
             if len(rows):
@@ -88,6 +94,7 @@ class Roofline:
                     np.maximum(ops.group[rows], 1),
                     np.maximum(ops.inside[rows], 1),
                     cluster,
+                    between=ops.between[rows],
                 )
         return seconds * ops.count
 
@@ -104,8 +111,7 @@ class Roofline:
     def _gemm(self, flops: FloatArray, moved: FloatArray, dtype: str, device: Device) -> FloatArray:
         rate = device.peaks[dtype] * self.gemm_efficiency[dtype]
         bandwidth = device.bandwidth * self.gemm_bandwidth
-        compute = (flops + self.saturation_flops) / rate
-        return np.maximum(compute, moved / bandwidth) + self.gemm_overhead
+        return np.maximum(flops / rate, moved / bandwidth) + self.gemm_overhead
 
 
 def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:

@@ -25,6 +25,9 @@ class Keys:
     tp: IntArray
     cp: IntArray
     pp: IntArray
+    ep: IntArray
+    etp: IntArray
+    """Tensor parallel degree of experts."""
     micro_batch: IntArray
     sequence_parallel: IntArray
     shard: IntArray
@@ -41,6 +44,12 @@ def overlaps(column: IntArray, habit: bool) -> IntArray:
     return flags
 
 
+def expert_tp(plans: Plans) -> IntArray:
+    """Tensor parallel degree of experts: as stated, else that of the other layers; (P,)."""
+    degree: IntArray = np.where(plans.etp == UNSET, plans.tp, plans.etp)
+    return degree
+
+
 def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
     """Unique layer keys of the plans, and each plan's key index of shape (P,)."""
     full = plans.dp * plans.cp
@@ -52,6 +61,8 @@ def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
         "tp": plans.tp,
         "cp": plans.cp,
         "pp": plans.pp,
+        "ep": plans.ep,
+        "etp": expert_tp(plans),
         "micro_batch": plans.micro_batch,
         "sequence_parallel": plans.sequence_parallel,
         "shard": shard,
@@ -74,3 +85,13 @@ def dp_ranks_inside(mesh: Keys | Plans, cluster: Cluster) -> FloatArray:
 def tp_ranks_inside(keys: Keys, cluster: Cluster) -> FloatArray:
     """Ranks of a tensor-parallel group, the innermost axis, inside one scale-up domain."""
     return ranks_inside(keys.tp, np.ones_like(keys.tp), cluster.scale_up_domain)
+
+
+def expert_dp(mesh: Keys) -> IntArray:
+    """Ranks that hold the same experts: the world over ep, etp and pp."""
+    return mesh.dp * mesh.tp * mesh.cp // (mesh.ep * mesh.etp)
+
+
+def ep_ranks_inside(keys: Keys, cluster: Cluster) -> FloatArray:
+    """Ranks of an expert-parallel group, next to expert tensor parallelism, inside one domain."""
+    return ranks_inside(keys.ep, keys.etp, cluster.scale_up_domain)

@@ -48,6 +48,8 @@ class Lowering:
     """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
     tp_inside: FloatArray
     """Ranks of a tensor-parallel group inside one scale-up domain."""
+    layer: int = 0
+    """Index of the kind of layer being lowered."""
 
     def gemm(
         self,
@@ -58,6 +60,7 @@ class Lowering:
         n: FloatArray,
         k: FloatArray,
         batch: FloatArray | float = 1.0,
+        starts: FloatArray | float = 1.0,
         recomputed: frozenset[str] = FULL,
         weights: bool = True,
         frozen: bool = False,
@@ -65,7 +68,8 @@ class Lowering:
     ) -> None:
         """A GEMM (m, k) x (k, n) and its two backward GEMMs, which cost as many FLOPs.
 
-        ``batch`` products of one shape are one launch. Frozen weights need no gradient.
+        ``batch`` products of one shape are one launch, which ``starts`` so many times. Frozen
+        weights need no gradient.
         """
         shapes = ((m, n, k), (m, k, n), (k, n, m))
         for (rows, columns, inner), phase in zip(shapes, MATRIX_PHASES, strict=True):
@@ -76,10 +80,12 @@ class Lowering:
                     place=place,
                     phase=phase,
                     recomputed_by=recomputed if phase == "forward" else NEVER,
+                    layer=self.layer,
                     low_precision=weights and place == "layer",
                     shields=column_parallel and phase != "forward",
                 ),
                 count=0.0 if frozen and phase == "backward_weight" else 1.0,
+                starts=starts,
                 flops=2 * batch * rows * columns * inner,
                 bytes=self.element * batch * (rows * inner + inner * columns + rows * columns),
                 m=rows,
@@ -104,6 +110,7 @@ class Lowering:
                     kind="memory",
                     place=place,
                     phase=phase,
+                    layer=self.layer,
                     recomputed_by=recomputed if phase == "forward" else NEVER,
                 ),
                 bytes=moved,
@@ -120,11 +127,15 @@ class Lowering:
         size: FloatArray,
         group: IntArray,
         inside: FloatArray,
+        between: FloatArray | float = 0.0,
         count: FloatArray | float = 1.0,
         recomputed: frozenset[str] = NEVER,
         asynchronous: bool = False,
     ) -> None:
-        """A collective over ``group`` ranks on a buffer of ``size`` bytes; none for one rank."""
+        """A collective over ``group`` ranks on a buffer of ``size`` bytes; none for one rank.
+
+        Of an all-to-all, ``size`` stays inside a rank's scale-up domain and ``between`` leaves it.
+        """
         self.rows.add(
             Slot(
                 name=name,
@@ -133,11 +144,13 @@ class Lowering:
                 phase=phase,
                 stream=stream,
                 collective=kind,
+                layer=self.layer,
                 recomputed_by=recomputed if phase == "forward" else NEVER,
                 asynchronous=asynchronous,
             ),
             count=np.asarray(count * (group > 1), dtype=np.float64),
             bytes=size,
+            between=between,
             group=group,
             inside=inside,
         )

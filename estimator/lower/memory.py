@@ -10,13 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimator.estimate import ALLOCATED_PARTS
-from estimator.lower.keys import Keys
+from estimator.lower.attention import kv_elements
+from estimator.lower.keys import Keys, expert_tp
+from estimator.lower.kinds import layer_kinds
 from estimator.lower.slots import FloatArray, IntArray, largest_row
-from estimator.lower.step import Shards, state_bytes
+from estimator.lower.step import ON_DEVICE, Shards, state_bytes
 from estimator.lower.transformer import vocab_rows
-from estimator.model import Transformer
+from estimator.model import LayerKind, Transformer
 from estimator.plan import UNSET, Plans
 from estimator.schedule import GPIPE, micro_batch_group
 from estimator.stack import Stack
@@ -25,12 +28,12 @@ from estimator.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationBytes:
-    """Bytes that one micro-batch keeps until its backward; arrays of shape (U,)."""
+    """Bytes that one micro-batch keeps until its backward; arrays of shape (U,) or (N, U)."""
 
     layer: FloatArray
-    """One layer with nothing recomputed."""
+    """One layer of each kind with nothing recomputed, (N, U)."""
     without_scores: FloatArray
-    """One layer that recomputes its attention core."""
+    """One layer of each kind that recomputes its attention core, (N, U)."""
     checkpoint: FloatArray
     """One layer that keeps only its input."""
     embedding: FloatArray
@@ -54,38 +57,71 @@ def activation_bytes(
     train = 1.0 if workload.mode == "train" else 0.0
     row = element * split * model.hidden
     # Inputs of the norms (one tensor when attention and MLP run in parallel) and their outputs.
-    inputs = 1 if model.parallel_residual else 2
+    inputs = 1 if model.parallel_residual else min(model.norms_per_layer, 2)
+    inputs += 2 if model.norms_per_layer == 4 else 0
     rows = row * (inputs + model.norms_per_layer) + 2 * mask * split * model.hidden
-    q_width = model.attention_width / keys.tp
-    kv_width = np.maximum(model.kv_width / keys.tp, model.head_dim)
-    mlp = element * tokens * (model.up_width + model.ffn) / keys.tp
+    q_width = model.query_width / keys.tp
+    kv = kv_elements(model, keys)
     heads = model.heads / keys.tp
     if workload.attention == "flash":
         scores = np.zeros_like(tokens)
-        core_gradients = element * tokens * (2 * q_width + 2 * kv_width)
+        core_gradients = element * tokens * (2 * q_width + kv)
         statistics = 4.0 * tokens * heads  # fp32 log-sum-exp
     else:
         elements = tokens * heads * workload.sequence
         scores = (element + (element + 1) * mask) * elements
         core_gradients = 2 * element * elements
         statistics = np.zeros_like(tokens)
-    attention = element * tokens * (2 * q_width + 2 * kv_width) + statistics
-    layer = rows + attention + mlp + scores
-    if workload.lora_rank is not None:
-        # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
-        layer = layer - row * (model.norms_per_layer - 1) - element * tokens * model.ffn / keys.tp
-    # When attention runs backward, the MLP has released what it kept.
-    released = mlp + row * (inputs - 1 + model.norms_per_layer - 1)
+    attention = element * tokens * (q_width + model.attention_width / keys.tp + kv) + statistics
+    if model.latent is not None:
+        latent = model.latent
+        attention = attention + element * split * (latent.q_rank + latent.kv_rank + latent.rope_dim)
+    layers, gradients = [], []
+    for kind in layer_kinds(model):
+        mlp = _mlp_bytes(model, workload, keys, tokens, split, kind.mlp)
+        # When attention runs backward, the MLP has released what it kept.
+        released = mlp + row * (inputs - 1 + model.norms_per_layer - 1)
+        gradients.append(row + np.maximum(mlp, core_gradients - released))
+        layer = rows + attention + mlp + scores
+        if workload.lora_rank is not None:
+            # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
+            dropped = row * (model.norms_per_layer > 1)
+            if kind.mlp == "dense":
+                dropped = dropped + element * tokens * model.ffn / keys.tp
+            layer = layer - dropped
+        layers.append(layer)
     loss = stack.logit_bytes if element == 2 else 2 * stack.logit_bytes
+    whole = np.stack(layers)
     return ActivationBytes(
-        layer=train * layer,
-        without_scores=train * (layer - scores),
+        layer=train * whole,
+        without_scores=train * (whole - scores),
         checkpoint=train * row,
         embedding=train * split * model.hidden * mask,
-        gradients=train * (row + np.maximum(mlp, core_gradients - released)),
-        head=train * 2 * row,
+        gradients=train * np.max(gradients, axis=0),
+        head=train * 2 * row * (1 + model.mtp_layers),
         logits=(loss if train else element) * tokens * vocab_rows(model, keys.tp),
     )
+
+
+def _mlp_bytes(
+    model: Transformer,
+    workload: Workload,
+    keys: Keys,
+    tokens: FloatArray,
+    split: FloatArray,
+    kind: LayerKind,
+) -> FloatArray:
+    """What an MLP keeps: both sides of its activation; of experts also the visits in and out."""
+    element = float(workload.activation_bytes)
+    halves = 3 if model.gated else 2
+    if kind == "dense" or model.experts is None:
+        return element * halves * tokens * model.ffn / keys.tp
+    experts = model.experts
+    visits = split * experts.top_k * workload.expert_imbalance
+    shared = halves * tokens * experts.shared_ffn / keys.tp
+    # etp ranks see etp times the visits and hold 1 / etp of each expert.
+    routed = visits * (halves * experts.ffn + 2 * model.hidden)
+    return element * (shared + routed) + 4.0 * split * experts.count
 
 
 def in_flight(plans: Plans, position_CP: IntArray, micro_batches: IntArray) -> FloatArray:
@@ -112,8 +148,10 @@ def stage_state_bytes(
 ) -> dict[str, FloatArray]:
     """Weights, gradients, optimizer states and buffers per stage class, shape (4, U)."""
     weight, gradient, optimizer = state_bytes(workload, stack)
-    zero, shard = shards.plans.zero, shards.shard
+    zero = shards.plans.zero
     parameters, trainable = shards.parameters_CU, shards.trainable_CU
+    experts = shards.experts_CU
+    trained_experts = experts * (workload.lora_rank is None)
     half = float(workload.activation_bytes)
     full_gradients = workload.mode == "train" and workload.lora_rank is None
     gathered = np.where(zero == 3, stack.unsharded_layers * half * shards.layer_parameters, 0.0)
@@ -123,7 +161,7 @@ def stage_state_bytes(
     buffers = gathered + scattered
     if stack.weight_gradient_buffers and full_gradients and half == 2:
         # One per shape: the four matrices of a layer, and the output projection.
-        buffers = buffers + half * model.layer_matrix_parameters / shards.plans.tp
+        buffers = buffers + half * largest_matrices(model, shards.plans)
         one_stage = shards.plans.pp == 1
         table = half * vocab_rows(model, shards.plans.tp) * model.hidden
         none = np.zeros_like(table)
@@ -131,11 +169,37 @@ def stage_state_bytes(
         buffers = buffers + np.stack(ends)
     exists = shards.classes.count > 0
     return {
-        "weights": weight * parameters / np.where(zero >= 3, shard, 1),
-        "gradients": gradient * trainable / np.where(zero >= 2, shard, 1),
-        "optimizer": optimizer * trainable / shard,
+        "weights": weight * _spread(parameters, experts, shards, zero >= 3),
+        "gradients": gradient * _spread(trainable, trained_experts, shards, zero >= 2),
+        "optimizer": optimizer
+        * _spread(trainable, trained_experts, shards, zero >= 1)
+        * (shards.plans.offload == ON_DEVICE),
         "buffers": np.broadcast_to(buffers, parameters.shape) * exists,
     }
+
+
+def largest_matrices(model: Transformer, plans: Plans) -> FloatArray:
+    """Elements of one buffer per shape of a layer's weights on a rank, (P,); dense MLP if any."""
+    attention = sum(
+        a * b / (plans.tp if divided else 1) for a, b, divided in model.attention_projections
+    )
+    attention = attention + model.attention_width * model.hidden / plans.tp
+    mlp = model.matrices_of_mlp * model.hidden
+    width = model.ffn / plans.tp
+    if model.experts is not None:
+        width = model.experts.ffn / expert_tp(plans) + model.experts.shared_ffn / plans.tp
+    elements: FloatArray = attention + mlp * width
+    return elements
+
+
+def _spread(
+    rest: FloatArray, experts: FloatArray, shards: Shards, sharded: NDArray[np.bool_]
+) -> FloatArray:
+    """Parameters per rank where those of ``sharded`` plans are spread over their groups."""
+    spread: FloatArray = rest / np.where(sharded, shards.shard, 1) + experts / np.where(
+        sharded, shards.expert_shard, 1
+    )
+    return spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +229,16 @@ def peak_memory_parts(
     held = in_flight(plans, shards.classes.position[:, step_P], micro_batches)
 
     full, selective = plans.recompute == 2, plans.recompute == 1
-    per_layer = np.where(selective, kept.without_scores[key_P], kept.layer[key_P])
     recomputed = recomputed_layers(plans, layers)
-    saving = kept.layer[key_P] - kept.checkpoint[key_P]
-    activations = held * (layers * per_layer - recomputed * saving)
+    share = recomputed / np.maximum(layers, 1)
+    activations = np.zeros(layers.shape)
+    for n in range(len(kept.layer)):
+        per_layer = np.where(selective, kept.without_scores[n][key_P], kept.layer[n][key_P])
+        saving = kept.layer[n][key_P] - kept.checkpoint[key_P]
+        activations += shards.layers_NCU[n][:, step_P] * (per_layer - share * saving)
+    activations *= held
     # While one layer runs again, its whole set and its output are alive beside the checkpoints.
-    again = kept.layer[key_P] + kept.checkpoint[key_P]
+    again = kept.layer.max(axis=0)[key_P] + kept.checkpoint[key_P]
     activations += np.where(full & (recomputed > 0), again, 0.0)
     activations[0] += held[0] * kept.embedding[key_P]
     one_stage = plans.pp == 1

@@ -6,7 +6,7 @@ Suffixes: O slots, U unique keys, P plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -16,11 +16,11 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Column = FloatArray | IntArray | float
 
-Kind = Literal["gemm", "attention", "memory", "collective"]
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
+Kind = Literal["gemm", "attention", "memory", "host_copy", "host_memory", "collective"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 Place = Literal["layer", "embedding", "head", "boundary", "stage"]
 Phase = Literal["forward", "backward_input", "backward_weight", "step"]
-Stream = Literal["compute", "tp", "cp", "dp", "pp"]
+Stream = Literal["compute", "tp", "cp", "ep", "dp", "pp"]
 
 SELECTIVE_AND_FULL = frozenset({"selective", "full"})
 FULL = frozenset({"full"})
@@ -39,6 +39,8 @@ class Slot:
     collective: Collective | None = None
     recomputed_by: frozenset[str] = NEVER
     """Recompute kinds that run this forward slot again in backward."""
+    layer: int = 0
+    """Index of the layer's kind; 0 outside layers."""
     low_precision: bool = False
     """A GEMM with weights, which fp8 (or fp4) training runs in fp8."""
     asynchronous: bool = False
@@ -64,6 +66,10 @@ class Columns:
     """Ranks of a collective."""
     inside: FloatArray
     """Of these, ranks in one scale-up domain."""
+    between: FloatArray
+    """All-to-all: bytes of a rank that leave its scale-up domain (``bytes`` stay inside)."""
+    starts: FloatArray
+    """GEMM: products in one launch that each fill the device anew (grouped experts)."""
 
     def rows(self, kind: Kind) -> IntArray:
         """Indices of the slots of one kind."""
@@ -72,6 +78,9 @@ class Columns:
     def collectives(self, kind: Collective) -> IntArray:
         """Indices of the slots that are collectives of one kind."""
         return np.array([i for i, slot in enumerate(self.slots) if slot.collective == kind], int)
+
+
+COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "slots")
 
 
 @dataclass(slots=True)
@@ -85,15 +94,12 @@ class Builder:
     def add(self, slot: Slot, **columns: Column) -> None:
         """Append a slot; each column broadcasts to (U,)."""
         self.slots.append(slot)
-        self.columns.append({"count": 1.0, **columns})
+        self.columns.append({"count": 1.0, "starts": 1.0, **columns})
 
     def build(self) -> Columns:
         """The (O, U) columns of everything added."""
         shape = (len(self.slots), self.unique)
-        stacked = {
-            name: np.zeros(shape)
-            for name in ("count", "flops", "bytes", "m", "n", "k", "group", "inside")
-        }
+        stacked = {name: np.zeros(shape) for name in COLUMNS}
         for row, given in enumerate(self.columns):
             for name, value in given.items():
                 stacked[name][row] = value

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.cluster import Cluster
-from estimator.lower.keys import dp_ranks_inside
+from estimator.lower.keys import dp_ranks_inside, expert_tp
+from estimator.lower.kinds import layer_kinds, layers_by_kind
 from estimator.lower.slots import (
     Builder,
     Collective,
@@ -18,14 +19,17 @@ from estimator.lower.slots import (
     FloatArray,
     IntArray,
     Slot,
+    ranks_inside,
     unique_rows,
 )
 from estimator.lower.stages import StageClasses, stage_classes
-from estimator.lower.transformer import vocab_rows
+from estimator.lower.transformer import expert_shard, layer_shard, vocab_rows
 from estimator.model import Transformer
-from estimator.plan import UNSET, Plans
+from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
 from estimator.workload import OPTIMIZER_STATES, Workload
+
+ON_DEVICE = CHOICES["offload"].index("none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,16 @@ class Shards:
     """Parameters per rank of each stage class, before sharding over dp x cp."""
     trainable_CU: FloatArray
     """Of these, the ones that get gradients and optimizer states."""
+    experts_CU: FloatArray
+    """Routed experts' parameters per rank of each stage class."""
+    expert_ranks: IntArray
+    """Ranks that hold the same experts."""
+    expert_shard: IntArray
+    """Ranks that share one sharded copy of them; 1 without zero."""
+    layers_NCU: FloatArray
+    """Layers of each kind on a stage of each class."""
     layer_parameters: FloatArray
-    """Parameters per rank of one layer, shape (U,)."""
+    """Parameters per rank of the largest layer, shape (U,)."""
 
 
 def step_keys(model: Transformer, workload: Workload, plans: Plans) -> tuple[Shards, IntArray]:
@@ -53,7 +65,10 @@ def step_keys(model: Transformer, workload: Workload, plans: Plans) -> tuple[Sha
             plans.tp,
             plans.cp,
             plans.pp,
+            plans.ep,
+            plans.etp,
             plans.zero,
+            plans.offload,
             plans.shard_size,
             plans.order,
             plans.first_stage_layers,
@@ -64,21 +79,33 @@ def step_keys(model: Transformer, workload: Workload, plans: Plans) -> tuple[Sha
     full = unique.dp * unique.cp
     shard = np.where(unique.shard_size == UNSET, full, unique.shard_size)
     classes = stage_classes(model.layers, unique)
-    layer = (
-        model.layer_matrix_parameters + model.layer_sharded_bias_parameters
-    ) / unique.tp + model.layer_replicated_parameters
-    parameters = classes.layers * layer + edge_parameters(model, unique)
+    kinds = layer_kinds(model)
+    by_kind = layers_by_kind(model, kinds, classes)
+    etp = expert_tp(unique)
+    rest = [layer_shard(model, kind.mlp, unique.tp) for kind in kinds]
+    routed = [expert_shard(model, kind.mlp, unique.ep, etp) for kind in kinds]
+    parameters = edge_parameters(model, unique)
+    experts = np.zeros_like(parameters)
+    for n in range(len(kinds)):
+        parameters = parameters + by_kind[n] * rest[n]
+        experts = experts + by_kind[n] * routed[n]
     trainable = parameters
     if workload.lora_rank is not None:
-        trainable = classes.layers * model.adapter_parameters(workload.lora_rank) / unique.tp
+        adapters = model.adapter_parameters(workload.lora_rank) / unique.tp
+        trainable = by_kind.sum(axis=0) * adapters
         parameters = parameters + trainable
+    same = np.maximum(full * unique.tp // (unique.ep * etp), 1)
     return Shards(
         plans=unique,
         classes=classes,
         shard=np.where(unique.zero > 0, shard, 1),
         parameters_CU=parameters,
         trainable_CU=trainable,
-        layer_parameters=layer,
+        experts_CU=experts,
+        expert_ranks=same,
+        expert_shard=np.where(unique.zero > 0, same, 1),
+        layers_NCU=by_kind,
+        layer_parameters=np.max([a + b for a, b in zip(rest, routed, strict=True)], axis=0),
     ), index
 
 
@@ -86,12 +113,14 @@ def edge_parameters(model: Transformer, plans: Plans) -> FloatArray:
     """Parameters per rank outside the layers, shape (4, P).
 
     The first stage holds the embedding, the last the final norm and the output projection; a tied
-    projection is a second copy where the two stages differ.
+    projection is a second copy where the two stages differ. Multi-token prediction joins two
+    states on the last stage.
     """
     table = vocab_rows(model, plans.tp) * model.hidden
     one_stage = plans.pp == 1
     first = table + model.position_parameters
-    last = np.where(one_stage & model.tied, 0, table) + model.norm_parameters
+    joined = model.mtp_layers * (2 * model.hidden**2 / plans.tp + 3 * model.norm_parameters)
+    last = np.where(one_stage & model.tied, 0, table) + model.norm_parameters + joined
     none = np.zeros_like(table)
     return np.stack(
         [first + np.where(one_stage, last, 0), none, none, np.where(one_stage, 0, last)]
@@ -115,6 +144,10 @@ def lower_step(
     inside_shard = np.minimum(inside_all, shards.shard)
     exists = (shards.classes.count > 0).astype(float)
     parameters = shards.trainable_CU * exists
+    experts = shards.experts_CU * exists * (workload.lora_rank is None)
+    expert_inside = ranks_inside(
+        shards.expert_ranks, expert_tp(plans) * plans.ep, cluster.scale_up_domain
+    )
 
     def spread(value: FloatArray | IntArray) -> FloatArray:
         """Broadcast (U,) over the stage classes and flatten to (4 U,)."""
@@ -174,6 +207,20 @@ def lower_step(
         inside_shard,
         sharded.astype(float),
     )
+    if model.experts is not None:
+        for name, kind, width, when in (
+            ("expert gradient reduction", "all_reduce", gradient, plans.zero == 0),
+            ("expert gradient scatter", "reduce_scatter", gradient, sharded),
+            ("expert weight gather", "all_gather", float(workload.activation_bytes), sharded),
+        ):
+            collective(
+                name,
+                kind,  # type: ignore[arg-type]
+                width * experts,
+                shards.expert_ranks,
+                expert_inside,
+                when.astype(float) * (experts > 0),
+            )
     tied = np.zeros_like(parameters)
     tied[0] = np.where(model.tied & (plans.pp > 1) & (workload.lora_rank is None), 1.0, 0.0)
     two = np.full_like(plans.pp, 2)
@@ -185,10 +232,25 @@ def lower_step(
         np.ones_like(tied[0]),
         tied,
     )
+    updated = parameters / shards.shard + experts / shards.expert_shard
+    on_device = (plans.offload == ON_DEVICE).astype(float)
+    states = optimizer_traffic(workload, stack) * updated
+    copied = (gradient + float(workload.activation_bytes)) * updated
     rows.add(
         Slot(name="optimizer", kind="memory", place="stage", phase="step"),
-        count=spread(exists),
-        bytes=spread(optimizer_traffic(workload, stack) * parameters / shards.shard),
+        count=spread(exists * on_device),
+        bytes=spread(states),
+    )
+    # Gradients down, an update where the states are, weights up (ZeRO-Offload, arXiv 2101.06840).
+    rows.add(
+        Slot(name="offload copies", kind="host_copy", place="stage", phase="step"),
+        count=spread(exists * (1 - on_device)),
+        bytes=spread(copied),
+    )
+    rows.add(
+        Slot(name="host optimizer", kind="host_memory", place="stage", phase="step"),
+        count=spread(exists * (1 - on_device)),
+        bytes=spread(states),
     )
     return rows.build()
 

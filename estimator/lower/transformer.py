@@ -1,8 +1,8 @@
-"""A dense Transformer's operations per micro-batch: FLOPs, bytes and collectives.
+"""A Transformer's operations per micro-batch: FLOPs, bytes and collectives.
 
-GEMM counts follow Korthikanti et al. (arXiv 2205.05198, section 4); element-wise kernels are
-listed one by one, each as the elements it reads and writes. T = micro_batch x sequence / cp is
-the tokens of a rank. Arrays have shape (U,): one entry per unique key.
+Element-wise kernels are listed one by one, each as the elements it reads and writes. T =
+micro_batch x sequence / cp is the tokens of a rank. Arrays have shape (U,): one entry per unique
+key.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from estimator.cluster import Cluster
-from estimator.lower.keys import DP_BEFORE_PP, Keys, dp_ranks_inside, tp_ranks_inside
+from estimator.lower.attention import attended_pairs, attention_block
+from estimator.lower.blocks import norm, tp_enter, tp_leave
+from estimator.lower.keys import (
+    DP_BEFORE_PP,
+    Keys,
+    dp_ranks_inside,
+    expert_dp,
+    tp_ranks_inside,
+)
+from estimator.lower.kinds import layer_kinds
 from estimator.lower.lowering import PASS_PHASES, Lowering
+from estimator.lower.mlp import expert_rows, mlp_block
 from estimator.lower.slots import (
-    NEVER,
-    SELECTIVE_AND_FULL,
     Builder,
     Collective,
     Columns,
@@ -25,7 +33,7 @@ from estimator.lower.slots import (
     Slot,
     ranks_inside,
 )
-from estimator.model import Transformer
+from estimator.model import LayerKind, Transformer
 from estimator.stack import Stack
 from estimator.workload import CAST_PRECISIONS, Workload
 
@@ -38,7 +46,7 @@ EAGER_LOSS_PASSES = (12.0, 9.0)
 def lower_layers(
     model: Transformer, workload: Workload, cluster: Cluster, keys: Keys, stack: Stack
 ) -> Columns:
-    """All slots of a micro-batch: one layer, the embedding, the head and a stage boundary."""
+    """All slots of a micro-batch: a layer of each kind, embedding, head and a stage boundary."""
     tokens = keys.micro_batch * workload.sequence / keys.cp
     split = tokens / np.where(keys.sequence_parallel == 1, keys.tp, 1)
     low = Lowering(
@@ -53,217 +61,34 @@ def lower_layers(
         split=split,
         tp_inside=tp_ranks_inside(keys, cluster),
     )
-    _attention_block(low)
-    _mlp_block(low)
-    _layer_extras(low)
-    _gather_weights(low, "layer", model.layer_parameters)
+    for index, kind in enumerate(layer_kinds(model)):
+        low.layer = index
+        attention_block(low, windowed=kind.windowed)
+        mlp_block(low, kind.mlp)
+        _layer_extras(low, kind.mlp)
+        trained = trained_share(model, workload, kind.mlp)
+        _gather_weights(low, "layer", "layer", layer_shard(model, kind.mlp, keys.tp), trained)
+        if kind.mlp == "moe":
+            routed = expert_shard(model, kind.mlp, keys.ep, keys.etp)
+            full = 1.0 if workload.lora_rank is None else 0.0
+            _gather_weights(low, "experts", "layer", routed, full, experts=True)
+    low.layer = 0
     _embedding(low)
     _head(low)
     _boundary(low)
     return low.rows.build()
 
 
-def _norm(low: Lowering, name: str, place: Place) -> None:
-    row = low.split * low.model.hidden * low.element
-    low.memory(name, place, forward=2 * row, backward=3 * row)
-
-
-def _residual(low: Lowering, name: str) -> None:
-    row = low.split * low.model.hidden * low.element
-    mask = 0.5 * low.workload.dropout
-    saved = 1.0 if "norm_residual" in low.stack.fused else 0.0
-    low.memory(name, "layer", forward=(3 + mask - saved) * row, backward=(2 + mask) * row)
-
-
-def _attention_block(low: Lowering) -> None:
-    model, tp, tokens = low.model, low.keys.tp, low.tokens
-    width = model.attention_width / tp
-    kv_width = np.maximum(model.kv_width / tp, model.head_dim)
-    hidden = np.full_like(tokens, model.hidden)
-    _norm(low, "attention norm", "layer")
-    _tp_enter(low, "qkv", "layer")
-    qkv_width = width + 2 * kv_width
-    frozen = low.workload.lora_rank is not None
-    low.gemm("qkv", "layer", m=tokens, n=qkv_width, k=hidden, frozen=frozen, column_parallel=True)
-    _adapter(low, "qkv", hidden, qkv_width)
-    if model.positions == "rotary":
-        passes = 2 if "rope" in low.stack.fused else 6
-        moved = passes * tokens * (width + kv_width) * low.element
-        low.memory("rotary", "layer", forward=moved, backward=moved)
-    if low.workload.attention == "flash":
-        _flash(low)
-    else:
-        _eager(low)
-    _ring(low, kv_width)
-    low.gemm("attention output", "layer", m=tokens, n=hidden, k=width, frozen=frozen)
-    _adapter(low, "attention output", width, hidden)
-    if not model.parallel_residual:
-        _tp_leave(low, "attention output", "layer")
-        _residual(low, "attention residual")
-
-
-def _adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -> None:
-    """Two thin GEMMs beside a frozen one (Hu et al., arXiv 2106.09685, section 4)."""
-    if low.workload.lora_rank is None:
-        return
-    rank = np.full_like(low.tokens, low.workload.lora_rank)
-    low.gemm(f"{name} adapter down", "layer", m=low.tokens, n=rank, k=inputs)
-    low.gemm(f"{name} adapter up", "layer", m=low.tokens, n=outputs, k=rank)
-
-
-def _flash(low: Lowering) -> None:
-    """Fused attention: scores never reach memory; backward runs five GEMMs for forward's two."""
-    model, keys = low.model, low.keys
-    heads = keys.micro_batch * model.heads / keys.tp
-    queries = low.workload.sequence / keys.cp
-    causal = 2 * queries * low.workload.sequence * model.head_dim
-    for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
-        low.rows.add(
-            Slot(
-                name="attention",
-                kind="attention",
-                place="layer",
-                phase=phase,
-                recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
-            ),
-            count=1.0,
-            flops=gemms * heads * causal,
-            m=queries,
-            n=float(low.workload.sequence),
-            k=float(model.head_dim),
-        )
-
-
-def _eager(low: Lowering) -> None:
-    """Unfused attention: the full square of scores, written and read by each kernel."""
-    model, keys, element = low.model, low.keys, low.element
-    heads = keys.micro_batch * model.heads / keys.tp
-    queries = low.workload.sequence / keys.cp
-    keys_read = np.full_like(queries, low.workload.sequence)
-    head = np.full_like(queries, model.head_dim)
-    scores = heads * queries * keys_read * element
-    passes = 2.0 if "softmax" in low.stack.fused else 7.0
-    low.gemm(
-        "attention scores",
-        "layer",
-        m=queries,
-        n=keys_read,
-        k=head,
-        batch=heads,
-        recomputed=SELECTIVE_AND_FULL,
-        weights=False,
-    )
-    low.memory(
-        "softmax",
-        "layer",
-        forward=passes * scores,
-        backward=(passes + 1) * scores,
-        recomputed=SELECTIVE_AND_FULL,
-    )
-    if low.workload.dropout:
-        low.memory(
-            "attention dropout",
-            "layer",
-            forward=2.5 * scores,
-            backward=2.5 * scores,
-            recomputed=SELECTIVE_AND_FULL,
-        )
-    low.gemm(
-        "attention context",
-        "layer",
-        m=queries,
-        n=head,
-        k=keys_read,
-        batch=heads,
-        recomputed=SELECTIVE_AND_FULL,
-        weights=False,
-    )
-
-
-def _ring(low: Lowering, kv_width: FloatArray) -> None:
-    """Context parallelism: keys and values pass around the ring, with their gradients back."""
-    keys = low.keys
-    block = 2 * low.tokens * kv_width * low.element
-    inside = ranks_inside(keys.cp, keys.tp, low.cluster.scale_up_domain)
-    for phase, blocks in zip(PASS_PHASES, (1.0, 2.0), strict=True):
-        low.collective(
-            "context exchange",
-            "layer",
-            "send_recv",
-            stream="cp",
-            phase=phase,
-            size=blocks * (keys.cp - 1) * block,
-            group=keys.cp,
-            inside=inside,
-            recomputed=SELECTIVE_AND_FULL,
-        )
-
-
-def _mlp_block(low: Lowering) -> None:
-    model, tokens = low.model, low.tokens
-    hidden = np.full_like(tokens, model.hidden)
-    ffn = model.ffn / low.keys.tp
-    if not model.shared_norm:
-        _norm(low, "mlp norm", "layer")
-    if not model.parallel_residual:
-        _tp_enter(low, "mlp up", "layer")
-    frozen = low.workload.lora_rank is not None
-    up = model.up_width / low.keys.tp
-    low.gemm("mlp up", "layer", m=tokens, n=up, k=hidden, frozen=frozen, column_parallel=True)
-    halves = 2 if model.gated else 1
-    eager = 0 if "bias_activation" in low.stack.fused else 2
-    row = tokens * ffn * low.element
-    low.memory(
-        "activation",
-        "layer",
-        forward=(halves + 1 + eager) * row,
-        backward=(2 * halves + 1 + eager) * row,
-    )
-    low.gemm("mlp down", "layer", m=tokens, n=hidden, k=ffn, frozen=frozen)
-    _tp_leave(low, "mlp down", "layer")
-    _residual(low, "mlp residual")
-
-
-def _tp_enter(low: Lowering, name: str, place: Place) -> None:
-    """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
-
-    With sequence parallelism the input is gathered again for the weight gradient. Backward's
-    collectives depend on one of the layer's two backward GEMMs only and may run beside the other.
-    """
-    sp = (low.keys.sequence_parallel == 1).astype(float)
-    low.tp_collectives(
-        f"{name} input",
-        place,
-        (
-            ("all_gather", "forward", sp),
-            ("reduce_scatter", "backward_input", sp),
-            ("all_gather", "backward_weight", sp),
-            ("all_reduce", "backward_input", 1 - sp),
-        ),
-        asynchronous=place == "layer",
-    )
-
-
-def _tp_leave(low: Lowering, name: str, place: Place) -> None:
-    """Out of a row-parallel GEMM: partial sums are reduced, or scattered along the sequence."""
-    sp = (low.keys.sequence_parallel == 1).astype(float)
-    low.tp_collectives(
-        f"{name} output",
-        place,
-        (
-            ("reduce_scatter", "forward", sp),
-            ("all_gather", "backward_input", sp),
-            ("all_reduce", "forward", 1 - sp),
-        ),
-    )
-
-
-def _layer_extras(low: Lowering) -> None:
+def _layer_extras(low: Lowering, kind: LayerKind) -> None:
     """Casts of GEMM inputs to fp8 or fp4, and the read and write of fp32 main gradients."""
-    model, tp = low.model, low.keys.tp
+    model, keys = low.model, low.keys
+    mlp = model.ffn if kind == "dense" else model.experts.shared_ffn if model.experts else 0
     if low.workload.precision in CAST_PRECISIONS:
-        width = 2 * model.hidden + (model.ffn + model.attention_width) / tp
+        width = 2 * model.hidden + (mlp + model.attention_width) / keys.tp
         cast = 4.0 * low.tokens * width
+        if kind == "moe" and model.experts is not None:
+            visits = expert_rows(low, model.experts)
+            cast = cast + 4.0 * visits * (model.hidden + model.experts.ffn / keys.etp)
         low.memory("casts", "layer", forward=cast, backward=1.5 * cast)
     share = low.stack.gradient_accumulation_traffic
     if share and low.workload.mode == "train" and low.workload.lora_rank is None:
@@ -273,44 +98,76 @@ def _layer_extras(low: Lowering) -> None:
                 kind="memory",
                 place="layer",
                 phase="backward_weight",
+                layer=low.layer,
             ),
-            bytes=share * 8.0 * model.layer_matrix_parameters / tp,
+            bytes=share
+            * 8.0
+            * (layer_shard(model, kind, keys.tp) + expert_shard(model, kind, keys.ep, keys.etp)),
         )
 
 
-def _gather_weights(low: Lowering, place: Place, parameters: int) -> None:
-    """zero=3: gather weights before forward and backward, scatter gradients after it."""
+def layer_shard(model: Transformer, kind: LayerKind, tp: IntArray) -> FloatArray:
+    """Parameters of a layer on one rank, without its routed experts."""
+    shard: FloatArray = model.layer_sharded_parameters(
+        kind
+    ) / tp + model.layer_replicated_parameters(kind)
+    return shard
+
+
+def expert_shard(model: Transformer, kind: LayerKind, ep: IntArray, etp: IntArray) -> FloatArray:
+    """Parameters of a layer's routed experts on one rank."""
+    count = model.experts.count if kind == "moe" and model.experts is not None else 0
+    shard: FloatArray = count / ep * model.expert_parameters / etp
+    return shard
+
+
+def _gather_weights(
+    low: Lowering,
+    name: str,
+    place: Place,
+    parameters: FloatArray,
+    trained: float,
+    *,
+    experts: bool = False,
+) -> None:
+    """zero=3: gather weights before forward and backward, scatter gradients after it.
+
+    ``trained`` is the share of the parameters that get gradients. Experts are sharded over the
+    ranks that hold the same ones.
+    """
     keys = low.keys
-    sharded = parameters / keys.tp
+    group, inside = keys.shard, np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
+    if experts:
+        same = expert_dp(keys)
+        group = np.where(keys.shard > 1, same, 1)
+        inside = ranks_inside(same, keys.etp * keys.ep, low.cluster.scale_up_domain)
     gradient = min(low.stack.gradient_bytes, 4.0) if low.element == 2 else 4.0
-    inside = np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
-    scattered = trainable_parameters(low.model, low.workload, parameters, place) / keys.tp
-    rows: tuple[tuple[str, Collective, Phase, FloatArray], ...] = (
-        ("weights", "all_gather", "forward", low.element * sharded),
-        ("weights", "all_gather", "backward_input", low.element * sharded),
-        ("gradients", "reduce_scatter", "backward_weight", gradient * scattered),
+    rows: tuple[tuple[str, Collective, Phase, float], ...] = (
+        ("weights", "all_gather", "forward", low.element),
+        ("weights", "all_gather", "backward_input", low.element),
+        ("gradients", "reduce_scatter", "backward_weight", gradient * trained),
     )
-    for name, kind, phase, size in rows:
+    for what, kind, phase, width in rows:
+        if width == 0:
+            continue
         low.collective(
-            f"{place} {name}",
+            f"{name} {what}",
             place,
             kind,
             stream="dp",
             phase=phase,
-            size=size,
-            group=keys.shard,
+            size=parameters * width,
+            group=group,
             inside=inside,
-            count=(size > 0).astype(float),
         )
 
 
-def trainable_parameters(
-    model: Transformer, workload: Workload, parameters: int, place: Place
-) -> int:
-    """Of ``parameters`` in a layer (or outside), those that get gradients."""
+def trained_share(model: Transformer, workload: Workload, kind: LayerKind) -> float:
+    """Of a layer's parameters without its experts, the share that gets gradients."""
     if workload.lora_rank is None:
-        return parameters
-    return model.adapter_parameters(workload.lora_rank) if place == "layer" else 0
+        return 1.0
+    rest = model.layer_sharded_parameters(kind) + model.layer_replicated_parameters(kind)
+    return model.adapter_parameters(workload.lora_rank) / rest
 
 
 def _embedding(low: Lowering) -> None:
@@ -318,8 +175,10 @@ def _embedding(low: Lowering) -> None:
     row = low.split * low.model.hidden * low.element
     learned = 1.0 if low.model.positions == "learned" else 0.0
     low.memory("embedding", "embedding", forward=(2 + 2 * learned) * row, backward=3 * row)
-    _tp_leave(low, "embedding", "embedding")
-    _gather_weights(low, "embedding", low.model.embedding_parameters)
+    tp_leave(low, "embedding", "embedding")
+    trained = 1.0 if low.workload.lora_rank is None else 0.0
+    table = low.model.embedding_parameters / low.keys.tp
+    _gather_weights(low, "embedding", "embedding", table, trained)
 
 
 def vocab_rows(model: Transformer, tp: IntArray) -> FloatArray:
@@ -329,14 +188,18 @@ def vocab_rows(model: Transformer, tp: IntArray) -> FloatArray:
 
 
 def _head(low: Lowering) -> None:
-    """Final norm, logits and loss of the last stage."""
+    """Final norm, logits and loss of the last stage, once more for each further token predicted."""
     model, tokens, keys = low.model, low.tokens, low.keys
     vocab = vocab_rows(model, keys.tp)
-    _norm(low, "final norm", "head")
-    _tp_enter(low, "logits", "head")
+    norm(low, "final norm", "head")
+    tp_enter(low, "logits", "head")
     frozen = low.workload.lora_rank is not None
     hidden = np.full_like(tokens, model.hidden)
     low.gemm("logits", "head", m=tokens, n=vocab, k=hidden, frozen=frozen)
+    if model.mtp_layers:
+        # One of 1 + n passes predicts the next token and joins no states.
+        joined = tokens * model.mtp_layers / (1 + model.mtp_layers)
+        low.gemm("joined states", "head", m=joined, n=hidden, k=2 * hidden, frozen=frozen)
     fused = "cross_entropy" in low.stack.fused
     forward, backward = FUSED_LOSS_PASSES if fused else EAGER_LOSS_PASSES
     row = tokens * vocab * low.element
@@ -354,7 +217,8 @@ def _head(low: Lowering) -> None:
             count=3.0,
         )
     if not model.tied:
-        _gather_weights(low, "head", model.embedding_parameters)
+        trained = 0.0 if frozen else 1.0
+        _gather_weights(low, "head", "head", model.embedding_parameters / keys.tp, trained)
 
 
 def _boundary(low: Lowering) -> None:
@@ -398,11 +262,36 @@ def model_flops(model: Transformer, workload: Workload) -> float:
     """Useful FLOPs of a step over all devices: matrix products, causal scores counted once.
 
     Backward counts twice forward; recompute, embedding lookups and element-wise work count zero.
+    Of experts, those that a token visits count.
     """
-    matrices = model.layers * model.layer_matrix_parameters + model.embedding_parameters
-    scores = model.layers * 2 * workload.sequence * model.attention_width
+    matrices = float(model.embedding_parameters)
+    scores = 0.0
+    windows = {True: model.windowed_layers / model.layers}
+    windows[False] = 1 - windows[True]
+    moe = model.moe_layers
+    counts: tuple[tuple[LayerKind, int], ...] = (("dense", model.layers - moe), ("moe", moe))
+    for kind, layers in counts:
+        if layers == 0:
+            continue
+        matrices += layers * _layer_matrices(model, kind)
+        for windowed, share in windows.items():
+            pairs = attended_pairs(model, workload.sequence, windowed=windowed)
+            core = 2 * pairs * model.heads * (model.query_dim + model.value_dim)
+            scores += layers * share * core / workload.sequence
     if workload.mode == "forward":
         return float(workload.tokens * (2 * matrices + scores))
     # Frozen weights have no gradient GEMM.
     matrix_passes = 3 if workload.lora_rank is None else 2
     return float(workload.tokens * (matrix_passes * 2 * matrices + 3 * scores))
+
+
+def _layer_matrices(model: Transformer, kind: LayerKind) -> int:
+    """Weights that a token is multiplied with in one layer."""
+    attention = sum(a * b for a, b, _ in model.attention_projections)
+    attention += model.attention_width * model.hidden
+    mlp = model.matrices_of_mlp * model.hidden
+    if kind == "dense" or model.experts is None:
+        return attention + mlp * model.ffn
+    experts = model.experts
+    router = model.hidden * experts.count
+    return attention + mlp * (experts.top_k * experts.ffn + experts.shared_ffn) + router

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from search.objective import Pricing
     from search.strategies import Strategy
     from search.study import Progress, Recommendation
-    from spaces import Problem, TransformerSpace
+    from spaces import Constraints, Problem, TransformerSpace
 
 
 def search(
@@ -46,6 +48,10 @@ def search(
     ] = "exhaustive",
     trials: Annotated[int, typer.Option("--trials", help="Plans that optuna may try.")] = 400,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampler.")] = 0,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", help="field=value,...: the best plan at each value of a number."),
+    ] = None,
     json: options.JsonFile = None,
 ) -> int:
     """Rank the fastest plans that fit; without options, a 70B model on 64 H100.
@@ -71,20 +77,47 @@ def search(
     from search.misses import gpus_needed
     from search.objective import Pricing
     from search.report.table import recommendation_text
+    from search.rules_of_thumb import baselines
     from spaces import Constraints, TransformerSpace
 
     constraints = Constraints.parse(fix=fix or (), most=most or (), forbid=forbid or ())
+    if sweep is not None:
+        visit = partial(_strategy, strategy, trials=trials, seed=seed)
+        return _sweep(problem, sweep, constraints, Pricing(cost=cost), visit, json)
     space = TransformerSpace.build(
         problem.model, problem.workload, problem.cluster, problem.stack, constraints
     )
     pricing = Pricing(cost=cost)
     result = _watched(problem, space, _strategy(strategy, space, trials, seed), pricing, top)
+    rules = baselines(problem, pricing) if result.ranked else ()
     if json:
-        contracts.write(contracts.recommendation(result), json)
+        contracts.write(contracts.recommendation(result, rules), json)
     if json != "-":
         needed = None if result.ranked else gpus_needed(problem, constraints, pricing)
-        recommendation_text(result, needed)
+        recommendation_text(result, needed, rules)
     return 0 if result.ranked else 1
+
+
+def _sweep(
+    problem: Problem,
+    text: str,
+    constraints: Constraints,
+    pricing: Pricing,
+    strategy: Callable[[TransformerSpace], Strategy | None],
+    json: str | None,
+) -> int:
+    """Search at each value of a field; exit status 1 where nothing fits at any."""
+    from search import contracts
+    from search.report.sweep import sweep_text
+    from search.sweep import Sweep, run_sweep
+
+    asked = Sweep.parse(text)
+    swept = run_sweep(problem, asked, constraints=constraints, pricing=pricing, strategy=strategy)
+    if json:
+        contracts.write(contracts.sweep(swept), json)
+    if json != "-":
+        sweep_text(swept)
+    return 0 if any(point.best for point in swept.points) else 1
 
 
 def _strategy(name: str, space: TransformerSpace, trials: int, seed: int) -> Strategy | None:

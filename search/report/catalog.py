@@ -29,9 +29,11 @@ def catalog_text(kind: str, found: list[Any]) -> None:
     columns: dict[str, dict[str, Callable[[Any], str]]] = {
         "models": {
             "parameters": lambda m: large(m.parameters),
+            "active": lambda m: large(m.active_parameters),
             "layers": lambda m: str(m.layers),
             "hidden": lambda m: str(m.hidden),
             "heads": lambda m: f"{m.heads}/{m.kv_heads}",
+            "experts": lambda m: f"{m.experts.top_k}/{m.experts.count}" if m.experts else "-",
             "positions": lambda m: str(m.max_positions),
         },
         "devices": {

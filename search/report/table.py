@@ -8,11 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from estimator.estimate import Estimate
 from estimator.plan import ALIASES, NAMES, Plan
 from search.contracts import budget_of
 from search.misses import Miss
 from search.report.parts import budget_line, margin_words, parts_line
 from search.report.units import console, gib, large, say, seconds, share
+from search.rules_of_thumb import Baseline
 from search.study import Ranked, Recommendation
 from spaces import rule_text
 
@@ -25,12 +27,15 @@ SHORT = {long: short for short, long in ALIASES.items()} | {
 }
 
 
-def recommendation_text(result: Recommendation, gpus_needed: int | None = None) -> None:
+def recommendation_text(
+    result: Recommendation, gpus_needed: int | None = None, rules: Sequence[Baseline] = ()
+) -> None:
     """Print the answer of a search.
 
     Args:
         result: The answer.
         gpus_needed: Where nothing fits: the number of GPUs on which something does, if known.
+        rules: What rules of thumb would pick instead.
     """
     out = console()
     problem = result.problem
@@ -43,6 +48,9 @@ def recommendation_text(result: Recommendation, gpus_needed: int | None = None) 
     if result.ranked:
         _ranking(out, result.ranked)
         _best(out, result)
+        if rules:
+            best = result.ranked[0].estimate
+            say(out, "rules of thumb: " + ", ".join(_rule_words(rule, best) for rule in rules))
         _ties(out, result.ranked)
     _counts(out, result)
     if not result.ranked:
@@ -113,6 +121,16 @@ def _best(out: Console, result: Recommendation) -> None:
     line = budget_line(budget_of(result.problem, best))
     if line:
         say(out, f"  budget  {line}")
+
+
+def _rule_words(rule: Baseline, best: Estimate) -> str:
+    """How much slower than the best plan a rule of thumb is."""
+    over = rule.over(best)
+    if over is None:
+        return f"{rule.name} gives no plan that runs and fits"
+    if over < 0.995:  # constraints or sampling kept the search from looking there
+        return f"{rule.name} {1 / over:.2f}x faster, outside what was searched"
+    return f"{rule.name} {over:.2f}x slower" if over >= 1.005 else f"{rule.name} as fast"
 
 
 def _ties(out: Console, rows: Sequence[Ranked]) -> None:

@@ -17,8 +17,14 @@ from fit_roofline import Column, column, report
 
 # Bytes/s per direction per device.
 NVLINK = {"NVLink2": 150e9, "NVLink3": 300e9, "NVLink4": 450e9, "NVLink5": 900e9}
-# Two-node tables whose network is known, and its bytes/s per device.
-NETWORKS = {"hdr": (["T0302"], 25e9), "ndr": (["T0301"], 50e9)}
+# Two-node tables whose network is known: its bytes/s per device, and the smallest size to fit.
+NETWORKS = {
+    "hdr": ("T0302", 25e9, 2**20),
+    "ndr": ("T0301", 50e9, 2**20),
+    "efa-p4d": ("T0305", 6.25e9, 2**24),
+    "tcpx-a3-high": ("T0299", 12.5e9, 2**26),
+    "tcpxo-a3-mega": ("T0300", 25e9, 2**20),
+}
 
 
 def linked(x: Column, rows: pd.DataFrame) -> Column:
@@ -63,8 +69,11 @@ def fit_links(tables: Path) -> None:
             for key, part in large.groupby(["collective", "n_gpus"]):
                 bias = np.median(linked(constants, part) / column(part, "seconds")) - 1
                 print(f"  {key} {len(part)} rows, bias {bias:+.3f}")
-    for name, (ids, nominal) in NETWORKS.items():
-        group = rows[rows["table_id"].isin(ids)].assign(ranks=2, nominal=8 * nominal)
+    for name, (table, nominal, floor) in NETWORKS.items():
+        group = rows[(rows["table_id"] == table) & (rows["size_bytes"] >= floor)]
+        group = group.assign(ranks=2, nominal=8 * nominal)
+        if name == "efa-p4d":  # faster than a ring could be: a tree, which sends the buffer once
+            group = group.assign(volume=group["size_bytes"])
         # One node count cannot tell the hop from the start: the hop stays at zero here.
         report(
             f"{name}: efficiency, latency of two nodes",

@@ -6,7 +6,9 @@ Run as ``python tests/bench/fit_roofline.py TABLES`` (pandas with pyarrow). ``TA
   aiconfigurator's systems data (Apache-2.0), one row a shape.
 - ``kernels/oplevel/{gelu,layernorm,res_add,linear1,linear3,linear4}.parquet``: fp16 operators,
   from the sample tables of estimate-train-time (MIT).
-- ``kernels/neusight/train/{linear,vec}.parquet``: fp32 kernels of NeuSight (MIT).
+- ``kernels/bf16/simumax_op_efficiency.csv``: the GEMM table of A100 PCIe in SimuMax (Apache-2.0).
+- ``kernels/neusight/train/{linear,bmm,vec}.parquet``, ``kernels/neusight/amd/train/vec.parquet``:
+  fp32 kernels of NeuSight (MIT).
 
 Nothing is fitted on a training run. Losses are soft L1 on log time, so the bulk of the rows
 decides. Seconds, bytes and FLOP throughout.
@@ -35,9 +37,14 @@ SYSTEMS = {
 }
 # fp32 FLOP/s and bytes/s of NeuSight's parts.
 FP32 = {
+    "Tesla P4": (5.5e12, 0.192e12),
+    "Tesla P100-PCIE-16GB": (9.3e12, 0.732e12),
+    "Tesla T4": (8.1e12, 0.32e12),
     "Tesla V100-PCIE-32GB": (14.0e12, 0.9e12),
     "NVIDIA A100-PCIE-40GB": (19.5e12, 1.555e12),
 }
+# Bytes/s of NeuSight's AMD parts, whose GEMMs it holds out.
+AMD = {"AMD Instinct MI100": 1.2288e12, "AMD Instinct MI210": 1.6384e12}
 # Bytes/s of the parts of the fp16 operator tables, and their dense fp16 FLOP/s.
 FP16 = {"A100-SXM4-80GB": (312e12, 2.039e12), "GH200-120GB": (989.4e12, 4.0e12)}
 
@@ -180,37 +187,76 @@ def fit_gemm(tables: Path) -> None:
             )
 
 
-def fit_neusight(tables: Path) -> None:
-    """fp32 GEMM and element-wise kernels of the parts in ``FP32``."""
-    linear = pd.read_parquet(tables / "kernels/neusight/train/linear.parquet")
-    vector = pd.read_parquet(tables / "kernels/neusight/train/vec.parquet")
-    passes = {"add": 3, "div": 3, "mul": 3, "gelu": 2, "ln": 2}
-    for device, (peak, bandwidth) in FP32.items():
-        rows = linear[
-            (linear["device"] == device)
-            & (linear["M"] >= 1024)
-            & (linear["N"] >= 512)
-            & (linear["K"] >= 512)
-        ].astype({"M": float, "N": float, "K": float})
-        rows = rows.assign(
-            seconds=rows["latency_ms"] * 1e-3,
-            peak=peak,
-            bandwidth=bandwidth,
-            flops=2 * rows["M"] * rows["N"] * rows["K"],
-            bytes=4 * (rows["M"] * rows["K"] + rows["K"] * rows["N"] + rows["M"] * rows["N"]),
-        )
+def fit_simumax(tables: Path) -> None:
+    """bf16 GEMM of A100 PCIe 80 GB, at the saturation, bandwidth and overhead of A100 SXM."""
+    rows = pd.read_csv(tables / "kernels/bf16/simumax_op_efficiency.csv")
+    rows = rows[rows["gpu"].str.startswith("A100") & (rows["op"] == "matmul")]
+    # Weight gradients are read and written in fp32.
+    out = np.where(rows["out_dtype"] == "fp32", 8, 2)
+    rows = rows.assign(
+        seconds=rows["time_us"] * 1e-6,
+        peak=312e12,
+        bandwidth=1.935e12,
+        bytes=2 * (rows["m"] * rows["k"] + rows["k"] * rows["n"]) + out * rows["m"] * rows["n"],
+    )
+    parts = {"all": rows, **{str(dtype): part for dtype, part in rows.groupby("out_dtype")}}
+    for name, part in parts.items():
         report(
-            f"{device} fp32: e, F0",
-            lambda x, q: gemm(x[0], x[1], 0.8, 0.0, q),
-            rows,
-            [0.8, 1e9],
-            ["N"],
+            f"A100 PCIe 80 GB, {name} out: e",
+            lambda x, q: gemm(x[0], 2.3e9, 0.76, 2.9e-6, q),
+            part,
+            [0.7],
+            ["n"],
         )
-        rows = vector[(vector["device"] == device) & vector["op"].isin(passes)]
-        size = 4.0 * rows["B"] * rows["H"] * rows["op"].astype(str).map(passes).astype(float)
-        rows = rows.assign(seconds=rows["latency_ms"] * 1e-3, bytes=size, bandwidth=bandwidth)
-        rows = rows[rows["bytes"] >= 2**25]
-        report(f"{device} element-wise: share, overhead", streamed, rows, [0.7, 1e-5], ["H"])
+
+
+def fit_neusight(tables: Path) -> None:
+    """fp32 GEMM and element-wise kernels of the parts in ``FP32`` and ``AMD``."""
+    folder = tables / "kernels/neusight"
+    linear = pd.read_parquet(folder / "train/linear.parquet")
+    batched = pd.read_parquet(folder / "train/bmm.parquet")
+    vector = pd.read_parquet(folder / "train/vec.parquet")
+    for device, (peak, bandwidth) in FP32.items():
+        for name, table, least in (("linear", linear, 1024), ("batched", batched, 512)):
+            rows = table[
+                (table["device"] == device)
+                & (table["M"] >= least)
+                & (table["N"] >= least / 2)
+                & (table["K"] >= 512)
+            ].astype({"B": float, "M": float, "N": float, "K": float})
+            # N is what a batched product sums over.
+            k, n = ("K", "N") if name == "linear" else ("N", "K")
+            rows = rows.assign(
+                seconds=rows["latency_ms"] * 1e-3,
+                peak=peak,
+                bandwidth=bandwidth,
+                flops=2 * rows["B"] * rows["M"] * rows["N"] * rows["K"],
+                bytes=4
+                * rows["B"]
+                * (rows["M"] * rows[k] + rows[k] * rows[n] + rows["M"] * rows[n]),
+            )
+            rows = rows if name == "linear" else rows[rows["flops"] > 4e9]
+            report(
+                f"{device} fp32 {name}: e, F0",
+                lambda x, q: gemm(x[0], x[1], 0.8, 0.0, q),
+                rows,
+                [0.8, 1e9],
+                ["N"],
+            )
+        fit_vectors(vector, device, bandwidth)
+    vector = pd.read_parquet(folder / "amd/train/vec.parquet")
+    for device, bandwidth in AMD.items():
+        fit_vectors(vector, device, bandwidth)
+
+
+def fit_vectors(table: pd.DataFrame, device: str, bandwidth: float) -> None:
+    """fp32 element-wise kernels of one part, from 32 MiB."""
+    passes = {"add": 3, "div": 3, "mul": 3, "gelu": 2, "ln": 2}
+    rows = table[(table["device"] == device) & table["op"].isin(passes)]
+    size = 4.0 * rows["B"] * rows["H"] * rows["op"].astype(str).map(passes).astype(float)
+    rows = rows.assign(seconds=rows["latency_ms"] * 1e-3, bytes=size, bandwidth=bandwidth)
+    rows = rows[rows["bytes"] >= 2**25]
+    report(f"{device} element-wise: share, overhead", streamed, rows, [0.7, 1e-5], ["H"])
 
 
 # --- memory-bound kernels -------------------------------------------------------------------------
@@ -262,6 +308,6 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("fit_roofline.py needs one argument, the folder with the tables")
     source = Path(sys.argv[1])
-    for stage in (fit_gemm, fit_neusight, fit_memory):
+    for stage in (fit_gemm, fit_simumax, fit_neusight, fit_memory):
         print(f"\n== {stage.__name__}")
         stage(source)

@@ -18,7 +18,6 @@ from estimator.catalog import (
     load_model,
     load_stack,
     names,
-    published_parameters,
     stack_yaml,
 )
 from estimator.catalog.reading import read_mapping
@@ -28,15 +27,6 @@ from estimator.cost.roofline import roofline
 CATALOG = Path(catalog_file).parent
 ROOFLINE = Path(cost_file).parent / "data" / "roofline.yaml"
 
-EXACT = {
-    "gpt2-xl": 1_557_611_200,
-    "llama-2-7b": 6_738_415_616,
-    "llama-3.1-8b": 8_030_261_248,
-    "llama-3.1-70b": 70_553_706_496,
-    "llama-3.1-405b": 405_853_388_800,
-    "mistral-7b": 7_241_732_096,
-}
-
 
 def write(folder, text, name="mine.yaml"):
     path = folder / name
@@ -45,19 +35,6 @@ def write(folder, text, name="mine.yaml"):
 
 
 # Entries.
-
-
-@pytest.mark.parametrize("name", names("models"))
-def test_parameters_are_the_published_ones(name):
-    parameters, published = load_model(name).parameters, published_parameters(name)
-    rounded = 10 ** (len(str(published)) - len(str(published).rstrip("0")))
-    assert abs(parameters - published) <= rounded / 2
-    if name in EXACT:
-        assert parameters == published == EXACT[name]
-
-
-def test_all_models_are_there():
-    assert set(names("models")) >= {*EXACT, "gpt3-175b", "megatron-22b", "megatron-530b"}
 
 
 @pytest.mark.parametrize("kind", ["models", "devices", "stacks", "links"])

@@ -24,7 +24,7 @@ MODELS = [roofline(load_device(name)) for name in names("devices")]
 
 def precision_of(device: str) -> str:
     peaks = load_device(device).peaks
-    return "bf16" if "bf16" in peaks else "fp16"
+    return next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in peaks)
 
 
 @pytest.mark.parametrize("device", names("devices"))
@@ -33,16 +33,19 @@ def test_conformance(device: str, attention: str) -> None:
     """Every row gets a finite price that is not below what the hardware's peaks allow."""
     model: CostModel = roofline(load_device(device))
     stack = replace(load_stack("megatron"), attention_kernel="flash2")
+    precision = precision_of(device)
+    if precision == "fp32" and attention == "flash":
+        pytest.skip("fused attention runs in half precision")
     workload = Workload(
         global_batch=256,
         sequence=4096,
-        precision=precision_of(device),  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
     )
     cluster = replace(load_cluster("h100-sxm:64"), device=load_device(device))
     keys, _ = layer_keys(many(30), stack)
     ops = lower_layers(MODEL, workload, cluster, keys, stack)
-    if device.startswith("v100") and attention == "flash":
+    if attention == "flash" and "flash2" not in roofline(cluster.device).attention:
         with pytest.raises(ValueError, match="use attention eager"):
             model.seconds(ops, workload, cluster, stack)
         return

@@ -133,6 +133,22 @@ def test_balanced_pipeline_has_the_textbook_bubble() -> None:
     assert answer.time["bubble"] == pytest.approx(useful * 3 / micro_batches, rel=0.02)
 
 
+def test_offloaded_states_leave_the_device_and_cost_copies() -> None:
+    """By hand: gradient down and weights up over PCIe, the update through host memory."""
+    plan = Plan(dp=64, zero=1)
+    kept, away = (
+        estimate(MODEL, WORKLOAD, CLUSTER, replace(plan, offload=kind), stack=STACK)  # type: ignore[arg-type]
+        for kind in ("none", "optimizer")
+    )
+    host = CLUSTER.device.host
+    assert host is not None
+    assert away.memory["optimizer"] == 0 < kept.memory["optimizer"]
+    shard = MODEL.parameters / 64
+    seconds = shard * ((4 + 2) / host.bandwidth + 34 / host.memory_bandwidth)
+    scale = STACK.in_situ["analytic"] * (1 + STACK.straggler_per_doubling * 3)
+    assert away.time["optimizer"] == pytest.approx(scale * seconds, rel=1e-3)
+
+
 def test_unknown_cost_model_is_named() -> None:
     with pytest.raises(ValueError, match=r"unknown cost model 'banana'; use one of analytic"):
         estimate(MODEL, WORKLOAD, CLUSTER, Plan(dp=64), stack=STACK, cost="banana")

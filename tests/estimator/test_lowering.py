@@ -103,8 +103,8 @@ def test_activations_of_a_gpt_layer(t: int, sp: bool) -> None:
     keys, _ = layer_keys(Plans.of([Plan(tp=t, micro_batch=b, sequence_parallel=sp)]), STACK)
     kept = activation_bytes(GPT, EAGER, STACK, keys)
     rows = 34 / t if sp else 10 + 24 / t
-    assert kept.layer[0] == pytest.approx(s * b * h * (rows + 5 * a * s / (h * t)), 1e-9)
-    assert kept.without_scores[0] == pytest.approx(s * b * h * rows, 1e-9)
+    assert kept.layer[0, 0] == pytest.approx(s * b * h * (rows + 5 * a * s / (h * t)), 1e-9)
+    assert kept.without_scores[0, 0] == pytest.approx(s * b * h * rows, 1e-9)
     assert kept.checkpoint[0] == pytest.approx(2 * s * b * h / (t if sp else 1), 1e-9)
 
 
@@ -117,8 +117,8 @@ def test_gradient_traffic_of_one_stage() -> None:
     columns = (ops.bytes * ops.count).reshape(len(names), 4, -1)[:, 0]
     by_zero = {int(zero): columns[:, i] for i, zero in enumerate(shards.plans.zero)}
     parameters = (
-        GPT.layers * (GPT.layer_matrix_parameters + GPT.layer_sharded_bias_parameters) / 8
-        + GPT.layers * GPT.layer_replicated_parameters
+        GPT.layers * GPT.layer_sharded_parameters("dense") / 8
+        + GPT.layers * GPT.layer_replicated_parameters("dense")
         + 51200 * 6144 / 8
         + 2048 * 6144
         + 2 * 6144

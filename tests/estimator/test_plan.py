@@ -103,7 +103,7 @@ def test_bad_workloads(change: dict[str, Any], line: str) -> None:
         ({"heads": 0}, "heads=0 of llama-3.1-8b must be at least 1"),
         ({"kv_heads": 5}, "kv_heads=5 must divide the 32 attention heads of llama-3.1-8b"),
         ({"max_positions": 0}, "max_positions=0 of llama-3.1-8b must be at least 1"),
-        ({"shared_norm": True}, "shared_norm of llama-3.1-8b needs parallel_residual"),
+        ({"norms_per_layer": 1}, "norms_per_layer=1 of llama-3.1-8b needs parallel_residual"),
     ],
 )
 def test_bad_models(change: dict[str, Any], line: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from estimator import Cluster, Stack, Transformer, Workload
 from estimator.catalog import load_cluster, load_model, load_stack
+from estimator.model import Experts
 from spaces import Problem
 
 MODEL = load_model("llama-3.1-8b")
@@ -42,12 +43,33 @@ def problem(
     return Problem(load_model(model), job, cluster(gpus, device), stack)
 
 
+SPARSE = replace(
+    MODEL, name="sparse", experts=Experts(count=8, top_k=2, ffn=1536), kv_heads=32, mtp_layers=0
+)
+
+
+def sparse(plan_gpus: int = 64) -> Problem:
+    """A problem with experts."""
+    return Problem(SPARSE, Workload(global_batch=480, sequence=8192), cluster(plan_gpus), STACK)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> Transformer:
     heads = draw(st.sampled_from([1, 2, 4, 6, 8, 12]))
     groups = draw(st.sampled_from([g for g in (1, 2, 3, 4, 6, 8, 12) if heads % g == 0]))
+    experts = draw(
+        st.none()
+        | st.builds(
+            Experts,
+            count=st.sampled_from([2, 4, 6]),
+            top_k=st.just(2),
+            ffn=st.sampled_from([8, 12]),
+            shared_ffn=st.sampled_from([0, 8]),
+        )
+    )
     return replace(
         MODEL,
+        experts=experts,
         layers=draw(st.integers(1, 20)),
         heads=heads,
         kv_heads=heads // groups,

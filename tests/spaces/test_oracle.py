@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator import Plan, Plans
+from estimator import Plan, Plans, Transformer
 from estimator.plan import CHOICES, FLAGS
 from spaces import Problem, TransformerSpace
 from spaces.rules import broken_rule
@@ -46,6 +46,20 @@ def chunks_come_out(plan: Plan, sizes: list[int]) -> bool:
     return True
 
 
+def experts_come_out(model: Transformer, plan: Plan) -> bool:
+    """Whether experts can be shared as asked, on the ranks of one stage."""
+    if model.experts is None:
+        return plan.ep == 1 and plan.etp in (None, 1, plan.tp)
+    etp = plan.tp if plan.etp is None else plan.etp
+    ranks = plan.dp * plan.tp * plan.cp
+    return (
+        model.experts.count % plan.ep == 0
+        and ranks % (plan.ep * etp) == 0
+        and model.experts.ffn % etp == 0
+        and (plan.tp == 1 or plan.sequence_parallel)
+    )
+
+
 def runnable(given: Problem, plan: Plan) -> bool:
     """Whether a plan can run, in the words of the documentation and one plan at a time."""
     model, job, stack = given.model, given.workload, given.stack
@@ -59,7 +73,7 @@ def runnable(given: Problem, plan: Plan) -> bool:
         return False
     if plan.pp > model.layers or (plan.cp > 1 and job.sequence % (2 * plan.cp)):
         return False
-    if plan.ep != 1 or plan.etp not in (None, 1, plan.tp):
+    if not experts_come_out(model, plan):
         return False
     if job.global_batch % (plan.dp * plan.micro_batch):
         return False
@@ -93,7 +107,8 @@ def runnable(given: Problem, plan: Plan) -> bool:
         return False
     if job.mode == "forward" and (plan.recompute != "none" or plan.zero in (1, 2)):
         return False
-    return plan.offload == "none" and plan.order in stack.rank_orders
+    hosted = given.cluster.device.host is not None and job.mode == "train"
+    return (plan.offload == "none" or hosted) and plan.order in stack.rank_orders
 
 
 def _ends(plan: Plan) -> list[int | None]:

@@ -9,7 +9,7 @@ import pytest
 from estimator.plan import Plan, Plans
 from spaces import RULES, Problem, check, check_problem, rule_text
 from spaces.rules import SPACE_ONLY, broken_rule
-from tests.spaces.problems import STACK, problem
+from tests.spaces.problems import STACK, problem, sparse
 
 EVEN = replace(STACK, name="even", uneven_stages=False, interleaving=False)
 NARROW = replace(STACK, name="narrow", recompute=("none", "full"), zero=(0, 1), pipeline_zero=(0,))
@@ -21,6 +21,15 @@ BROKEN = [
     ("cp-limit", problem(stack=replace(STACK, max_cp=1)), "dp=8,cp=8", "use at most 1"),
     ("pp-limit", problem(stack=replace(STACK, max_pp=4)), "dp=8,pp=8", "use at most 4"),
     ("pp-layers", problem(128, batch=128), "pp=128", "80 layers of llama-3.1-70b"),
+    (
+        "experts",
+        sparse(96),
+        "dp=96,ep=3",
+        "ep=3 must divide the 8 experts of sparse; try 1, 2, 4, 8",
+    ),
+    ("expert-ranks", sparse(), "dp=4,pp=16,ep=8", "ep=8 x etp=1 must divide the dp x tp x cp = 4"),
+    ("expert-ffn", sparse(80), "dp=80,etp=5", "etp=5 must divide the width 1536 of an expert"),
+    ("expert-sequence", sparse(), "dp=32,tp=2,ep=8", "need sequence_parallel=true"),
     ("sequence-cp", problem(sequence=8200), "dp=4,cp=16", "multiple of 2 x cp=32"),
     ("batch", problem(batch=100), "dp=64", "must divide the global batch of 100"),
     ("batch", problem(batch=100), "dp=64", "a batch of 64 or 128"),
@@ -52,7 +61,8 @@ BROKEN = [
     ("recompute-layers", problem(), "dp=16,pp=4,recompute=full,recompute_layers=21", "at most 20"),
     ("forward", problem(mode="forward"), "dp=64,recompute=full", "use recompute=none"),
     ("forward", problem(mode="forward"), "dp=64,zero=1", "zero=0 or 3"),
-    ("offload", problem(), "dp=64,offload=optimizer", "use offload=none"),
+    ("offload", problem(mode="forward"), "dp=64,offload=optimizer", "mode is forward"),
+    ("offload", problem(device="mi300x"), "dp=64,offload=optimizer", "the host of mi300x"),
     (
         "order",
         problem(stack=replace(STACK, rank_orders=("tp-cp-ep-dp-pp",))),

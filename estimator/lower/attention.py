@@ -1,0 +1,190 @@
+"""The attention half of a layer: projections, core, exchange over context ranks.
+
+GEMM counts follow Korthikanti et al. (arXiv 2205.05198, section 4), latent attention DeepSeek-V2
+(arXiv 2405.04434, section 2.1). Arrays have shape (U,): one entry per unique key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimator.lower.blocks import norm, residual, tp_enter, tp_leave
+from estimator.lower.keys import Keys
+from estimator.lower.lowering import PASS_PHASES, Lowering
+from estimator.lower.slots import (
+    NEVER,
+    SELECTIVE_AND_FULL,
+    FloatArray,
+    Slot,
+    ranks_inside,
+)
+from estimator.model import Transformer
+
+
+def attended_pairs(model: Transformer, sequence: int, *, windowed: bool) -> float:
+    """Pairs of query and key that one sequence's attention computes.
+
+    The lower triangle when causal; with a window, a band below the diagonal.
+    """
+    if not model.causal:
+        return float(sequence) ** 2
+    reach = min(model.window or sequence, sequence) if windowed else sequence
+    return sequence * reach - reach**2 / 2
+
+
+def kv_elements(model: Transformer, keys: Keys) -> FloatArray:
+    """Elements of a token's keys and values on one tensor-parallel rank, all heads."""
+    if model.latent is not None:
+        return model.heads * (model.query_dim + model.value_dim) / keys.tp
+    # More ranks than key heads: each holds one, a copy.
+    return 2 * np.maximum(model.kv_width / keys.tp, float(model.head_dim))
+
+
+def attention_block(low: Lowering, *, windowed: bool) -> None:
+    """Norm, projections, core, output projection and residual."""
+    model, tp, tokens = low.model, low.keys.tp, low.tokens
+    hidden = np.full_like(tokens, model.hidden)
+    width = model.attention_width / tp
+    frozen = low.workload.lora_rank is not None
+    norm(low, "attention norm", "layer")
+    tp_enter(low, "qkv", "layer")
+    _project(low, frozen=frozen)
+    if model.positions == "rotary":
+        rotated = model.query_width / tp + kv_elements(model, low.keys) / 2
+        passes = 2 if "rope" in low.stack.fused else 6
+        moved = passes * tokens * rotated * low.element
+        low.memory("rotary", "layer", forward=moved, backward=moved)
+    if model.qk_norm:
+        row = tokens * (model.query_width / tp + kv_elements(model, low.keys) / 2) * low.element
+        low.memory("query and key norm", "layer", forward=2 * row, backward=3 * row)
+    if low.workload.attention == "flash":
+        _flash(low, windowed=windowed)
+    else:
+        _eager(low)
+    _exchange(low)
+    low.gemm("attention output", "layer", m=tokens, n=hidden, k=width, frozen=frozen)
+    _adapter(low, "attention output", width, hidden)
+    if not model.parallel_residual:
+        tp_leave(low, "attention output", "layer")
+        residual(low, "attention residual")
+
+
+def _project(low: Lowering, *, frozen: bool) -> None:
+    """The GEMMs before the core; those that tp does not divide see a rank's part of the tokens."""
+    for i, (inputs, outputs, divided) in enumerate(low.model.attention_projections):
+        name = f"projection {i}" if i else "qkv"
+        rows = low.tokens if divided else low.split
+        wide = np.full_like(rows, inputs)
+        columns = outputs / low.keys.tp if divided else np.full_like(rows, outputs)
+        if low.model.latent is None:
+            columns = low.model.query_width / low.keys.tp + kv_elements(low.model, low.keys)
+        low.gemm(name, "layer", m=rows, n=columns, k=wide, frozen=frozen, column_parallel=divided)
+        _adapter(low, name, wide, columns)
+
+
+def _adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -> None:
+    """Two thin GEMMs beside a frozen one (Hu et al., arXiv 2106.09685, section 4)."""
+    if low.workload.lora_rank is None:
+        return
+    rank = np.full_like(low.tokens, low.workload.lora_rank)
+    low.gemm(f"{name} adapter down", "layer", m=low.tokens, n=rank, k=inputs)
+    low.gemm(f"{name} adapter up", "layer", m=low.tokens, n=outputs, k=rank)
+
+
+def _flash(low: Lowering, *, windowed: bool) -> None:
+    """Fused attention: scores never reach memory; backward runs five GEMMs for forward's two."""
+    model, keys = low.model, low.keys
+    heads = keys.micro_batch * model.heads / keys.tp
+    pairs = attended_pairs(model, low.workload.sequence, windowed=windowed) / keys.cp
+    core = 2 * heads * pairs * (model.query_dim + model.value_dim)
+    for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
+        low.rows.add(
+            Slot(
+                name="attention",
+                kind="attention",
+                place="layer",
+                phase=phase,
+                layer=low.layer,
+                recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
+            ),
+            flops=gemms * core,
+            m=low.workload.sequence / keys.cp,
+            n=float(low.workload.sequence),
+            k=float(model.query_dim),
+        )
+
+
+def _eager(low: Lowering) -> None:
+    """Unfused attention: the full square of scores, written and read by each kernel."""
+    model, keys, element = low.model, low.keys, low.element
+    heads = keys.micro_batch * model.heads / keys.tp
+    queries = low.workload.sequence / keys.cp
+    keys_read = np.full_like(queries, low.workload.sequence)
+    scores = heads * queries * keys_read * element
+    passes = 2.0 if "softmax" in low.stack.fused else 7.0
+    low.gemm(
+        "attention scores",
+        "layer",
+        m=queries,
+        n=keys_read,
+        k=np.full_like(queries, model.query_dim),
+        batch=heads,
+        recomputed=SELECTIVE_AND_FULL,
+        weights=False,
+    )
+    low.memory(
+        "softmax",
+        "layer",
+        forward=passes * scores,
+        backward=(passes + 1) * scores,
+        recomputed=SELECTIVE_AND_FULL,
+    )
+    if low.workload.dropout:
+        low.memory(
+            "attention dropout",
+            "layer",
+            forward=2.5 * scores,
+            backward=2.5 * scores,
+            recomputed=SELECTIVE_AND_FULL,
+        )
+    low.gemm(
+        "attention context",
+        "layer",
+        m=queries,
+        n=np.full_like(queries, model.value_dim),
+        k=keys_read,
+        batch=heads,
+        recomputed=SELECTIVE_AND_FULL,
+        weights=False,
+    )
+
+
+def _exchange(low: Lowering) -> None:
+    """Context parallelism: keys and values around a ring, or sequence swapped for heads.
+
+    Gradients of keys and values travel back beside them; a swap is done four times, each way.
+    """
+    keys, model = low.keys, low.model
+    inside = ranks_inside(keys.cp, keys.tp, low.cluster.scale_up_domain)
+    block = low.tokens * low.element
+    kv = kv_elements(model, keys)
+    ring = low.stack.cp_exchange == "ring"
+    swapped = block * (kv + (model.query_width + model.attention_width) / keys.tp)
+    for phase, blocks in zip(PASS_PHASES, (1.0, 2.0), strict=True):
+        if ring:
+            size, between = blocks * (keys.cp - 1) * block * kv, np.zeros_like(block)
+        else:
+            size = swapped * (inside - 1) / keys.cp
+            between = swapped * (keys.cp - inside) / keys.cp
+        low.collective(
+            "context exchange",
+            "layer",
+            "send_recv" if ring else "all_to_all",
+            stream="cp",
+            phase=phase,
+            size=size,
+            between=between,
+            group=keys.cp,
+            inside=inside,
+            recomputed=SELECTIVE_AND_FULL,
+        )

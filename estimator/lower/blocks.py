@@ -1,0 +1,54 @@
+"""What both halves of a layer are framed by: norms, residuals, tensor-parallel collectives."""
+
+from __future__ import annotations
+
+from estimator.lower.lowering import Lowering
+from estimator.lower.slots import Place
+
+
+def norm(low: Lowering, name: str, place: Place) -> None:
+    """A norm over a rank's part of the tokens; its backward reads gradient and input."""
+    row = low.split * low.model.hidden * low.element
+    low.memory(name, place, forward=2 * row, backward=3 * row)
+
+
+def residual(low: Lowering, name: str) -> None:
+    """The sum of a block's output and its input, with dropout where it runs."""
+    row = low.split * low.model.hidden * low.element
+    mask = 0.5 * low.workload.dropout
+    saved = 1.0 if "norm_residual" in low.stack.fused else 0.0
+    low.memory(name, "layer", forward=(3 + mask - saved) * row, backward=(2 + mask) * row)
+
+
+def tp_enter(low: Lowering, name: str, place: Place) -> None:
+    """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
+
+    With sequence parallelism the input is gathered again for the weight gradient. Backward's
+    collectives depend on one of the layer's two backward GEMMs only and may run beside the other.
+    """
+    sp = (low.keys.sequence_parallel == 1).astype(float)
+    low.tp_collectives(
+        f"{name} input",
+        place,
+        (
+            ("all_gather", "forward", sp),
+            ("reduce_scatter", "backward_input", sp),
+            ("all_gather", "backward_weight", sp),
+            ("all_reduce", "backward_input", 1 - sp),
+        ),
+        asynchronous=place == "layer",
+    )
+
+
+def tp_leave(low: Lowering, name: str, place: Place) -> None:
+    """Out of a row-parallel GEMM: partial sums are reduced, or scattered along the sequence."""
+    sp = (low.keys.sequence_parallel == 1).astype(float)
+    low.tp_collectives(
+        f"{name} output",
+        place,
+        (
+            ("reduce_scatter", "forward", sp),
+            ("all_gather", "backward_input", sp),
+            ("all_reduce", "forward", 1 - sp),
+        ),
+    )
