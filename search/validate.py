@@ -131,5 +131,11 @@ def implausible(mapped: Mapped, run: Run, seconds: float | None) -> None:
 def _problem_key(mapped: Mapped) -> tuple[Any, ...]:
     cluster = mapped.cluster
     network = cluster.scale_out.bandwidth if cluster.scale_out else None
-    place = (cluster.name, cluster.gpus_per_node, cluster.scale_up_domain, network)
+    place = (
+        cluster.name,
+        cluster.device.name,
+        cluster.gpus_per_node,
+        cluster.scale_up_domain,
+        network,
+    )
     return mapped.model, mapped.workload, place, mapped.stack.name

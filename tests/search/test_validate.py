@@ -220,7 +220,11 @@ def test_ledger_refuses_a_dirty_commit(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_rows_of_one_problem_are_priced_together_and_alike() -> None:
-    together = score(runs({"tp": 1}, {"tp": 2}, {"tp": 4}))
+    jean_zay = {"inter_net": "Jean Zay", "flash_attention": False, "precision": "fp16"}
+    gpus = ({**jean_zay, "gpu": f"V100-SXM2-{size}GB", "gpus_per_node": 4} for size in (16, 32))
+    together = score(runs({"tp": 1}, {"tp": 2}, {"tp": 4}, *gpus))
+    capacities = {row.predicted.capacity_bytes for row in together if row.predicted}
+    assert len(capacities) == 3
     for row in together:
         (alone,) = score([row.run])
         assert isinstance(row, Scored)
