@@ -220,7 +220,12 @@ def test_ledger_refuses_a_dirty_commit(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_rows_of_one_problem_are_priced_together_and_alike() -> None:
-    jean_zay = {"inter_net": "Jean Zay", "flash_attention": False, "precision": "fp16"}
+    jean_zay = {
+        "inter_net": "Jean Zay",
+        "flash_attention": False,
+        "precision": "fp16",
+        "iter_time_s": 300.0,
+    }
     gpus = ({**jean_zay, "gpu": f"V100-SXM2-{size}GB", "gpus_per_node": 4} for size in (16, 32))
     together = score(runs({"tp": 1}, {"tp": 2}, {"tp": 4}, *gpus))
     capacities = {row.predicted.capacity_bytes for row in together if row.predicted}
