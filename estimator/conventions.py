@@ -152,19 +152,28 @@ CONVENTIONS: tuple[Convention, ...] = (
         zero=1,
         sequence_parallel=False,
     ),
-    # MaxText recomputes whole layers unless told otherwise (remat_policy: full).
+    # MaxText as its performance recipes run it: matrix products are kept, attention runs again
+    # (remat_policy: minimal).
     Convention(
         name="maxtext",
         pattern=r"maxtext",
         stack="fsdp",
         zero=3,
         sequence_parallel=True,
-        recompute="full",
+        recompute="selective",
+    ),
+    # llm-foundry: FSDP without compilation.
+    Convention(
+        name="composer",
+        pattern=r"composer|llm-foundry",
+        stack="composer",
+        zero=3,
+        sequence_parallel=False,
     ),
     # torch FSDP and XLA's equivalent.
     Convention(
         name="fsdp",
-        pattern=r"fsdp|torchtitan|composer|llm-foundry|paxml|pytorch",
+        pattern=r"fsdp|torchtitan|paxml|pytorch",
         stack="fsdp",
         zero=3,
         sequence_parallel=True,
