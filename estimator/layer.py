@@ -191,9 +191,12 @@ def _one_layer(
         return sums("layer", stream, phases, again, layer=layer)
 
     loose, window, core = _backward_rows(ops, seconds, layer)
+    experts = any(slot.stream == "ep" and slot.layer == layer for slot in ops.slots)
+    launch = stack.launch_experts * experts
+    launch_forward = stack.launch_forward + launch
     forward = _pass(
         stack=stack,
-        floor=stack.launch_forward,
+        floor=launch_forward,
         overlap_tp=keys.overlap_tp,
         compute=total("compute", FORWARD),
         tp=total("tp", FORWARD),
@@ -209,7 +212,7 @@ def _one_layer(
         backwards.append(
             _pass(
                 stack=stack,
-                floor=stack.launch_backward + stack.launch_forward * (kind == "full"),
+                floor=stack.launch_backward + launch + launch_forward * (kind == "full"),
                 overlap_tp=keys.overlap_tp,
                 compute=total("compute", BACKWARD) + repeated,
                 tp=total("tp", BACKWARD) + total("tp", FORWARD, kind),
@@ -276,9 +279,11 @@ def _pass(
 
     Tensor-parallel collectives beside GEMMs also fill the time in which launches hold kernels up.
     """
-    host = (compute**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - compute
     nothing = np.zeros_like(compute)
     cp_all, ep_all = cp + nothing, ep + nothing
+    # Dispatch waits in line with the kernels, so launches run ahead during it as well.
+    queue = compute + ep_all
+    host = (queue**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - queue
     tp_bound = tp - np.minimum(tp_loose, tp_window + host)
     tp_exposed = tp_bound * (1 - stack.hidden_tp * overlap_tp)
     cp_exposed = np.maximum(stack.exposed_cp * cp_all, cp_all - stack.hiding_cp * attention)

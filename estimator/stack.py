@@ -39,6 +39,9 @@ class Stack:
     launch_forward: float
     """Host seconds to launch one layer's forward: a floor under the layer's time."""
     launch_backward: float
+    launch_experts: float
+    """Further host seconds of a layer with experts, in each direction: kernels per expert, and
+    waits for the numbers of tokens that each gets."""
     step_seconds: float
     """Fixed host seconds per step."""
     attention_kernel: str

@@ -275,6 +275,7 @@ class StackEntry(Entry):
     context_bytes: Bytes
     launch_forward: Seconds
     launch_backward: Seconds
+    launch_experts: Seconds
     step_seconds: Seconds
     attention_kernel: Name
     fused: list[Fusion]

@@ -16,6 +16,7 @@ DIMENSIONS: dict[str, Dimension] = {
     "context_bytes": "bytes",
     "launch_forward": "seconds",
     "launch_backward": "seconds",
+    "launch_experts": "seconds",
     "step_seconds": "seconds",
 }
 """The fields of a stack that are written with a unit."""
