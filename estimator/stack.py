@@ -28,6 +28,8 @@ class Stack:
     weight_gradient_buffers: bool
     """Keeps one half-precision buffer per distinct weight shape (Transformer Engine's fused
     accumulation)."""
+    frozen_in_fp8: bool
+    """Adapters trained in fp8 leave frozen weights, and the inputs of activations, in fp8 only."""
     unsharded_layers: float
     """Layers gathered at a time under zero=3 (the running one and the prefetched)."""
     reserved_ratio: float

@@ -270,6 +270,7 @@ class StackEntry(Entry):
     gradient_bytes: Bytes
     logit_bytes: Bytes
     weight_gradient_buffers: bool
+    frozen_in_fp8: bool
     unsharded_layers: Number
     reserved_ratio: Annotated[float, Field(ge=1, le=10)]
     context_bytes: Bytes

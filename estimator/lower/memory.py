@@ -88,6 +88,8 @@ def activation_bytes(
             dropped = row * (model.norms_per_layer > 1)
             if kind.mlp == "dense":
                 dropped = dropped + element * tokens * model.ffn / keys.tp
+                if frozen_in_fp8(workload, stack):
+                    dropped = dropped + (element - 1) * tokens * model.up_width(model.ffn) / keys.tp
             layer = layer - dropped
         layers.append(layer)
     loss = stack.logit_bytes if element == 2 else 2 * stack.logit_bytes
@@ -150,8 +152,7 @@ def stage_state_bytes(
     weight, gradient, optimizer = state_bytes(workload, stack)
     zero = shards.plans.zero
     parameters, trainable = shards.parameters_CU, shards.trainable_CU
-    experts = shards.experts_CU
-    trained_experts = experts * (workload.lora_rank is None)
+    trained_experts = shards.experts_CU * (workload.lora_rank is None)
     half = float(workload.activation_bytes)
     full_gradients = workload.mode == "train" and workload.lora_rank is None
     gathered = np.where(zero == 3, stack.unsharded_layers * half * shards.layer_parameters, 0.0)
@@ -169,7 +170,7 @@ def stage_state_bytes(
         buffers = buffers + np.stack(ends)
     exists = shards.classes.count > 0
     return {
-        "weights": weight * _spread(parameters, experts, shards, zero >= 3),
+        "weights": _weight_bytes(workload, stack, shards, weight),
         "gradients": gradient * _spread(trainable, trained_experts, shards, zero >= 2),
         "optimizer": optimizer
         * _spread(trainable, trained_experts, shards, zero >= 1)
@@ -190,6 +191,23 @@ def largest_matrices(model: Transformer, plans: Plans) -> FloatArray:
         width = model.experts.ffn / expert_tp(plans) + model.experts.shared_ffn / plans.tp
     elements: FloatArray = attention + mlp * width
     return elements
+
+
+def frozen_in_fp8(workload: Workload, stack: Stack) -> bool:
+    """Whether frozen weights and the inputs of activations are kept in one byte."""
+    adapters = workload.lora_rank is not None and workload.mode == "train"
+    return adapters and stack.frozen_in_fp8 and workload.precision == "fp8"
+
+
+def _weight_bytes(workload: Workload, stack: Stack, shards: Shards, weight: float) -> FloatArray:
+    """Bytes of weights per stage class, (4, U); adapters keep their width beside fp8."""
+    sharded = shards.plans.zero >= 3
+    every = _spread(shards.parameters_CU, shards.experts_CU, shards, sharded)
+    if not frozen_in_fp8(workload, stack):
+        return weight * every
+    trained = _spread(shards.trainable_CU, np.zeros_like(shards.experts_CU), shards, sharded)
+    bytes_CU: FloatArray = (every - trained) + weight * trained
+    return bytes_CU
 
 
 def _spread(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimator import Plan, Plans, Transformer, Workload
+from estimator import Plan, Plans, Transformer, Workload, estimate
 from estimator.catalog import load_cluster, load_model, load_stack
 from estimator.lower.keys import dp_ranks_inside, layer_keys
 from estimator.lower.memory import activation_bytes
@@ -185,3 +185,20 @@ def test_edges_of_a_tied_model() -> None:
     assert edges[0, 0] == table + positions + norm
     assert edges[0, 1] == table + positions
     assert edges[3, 1] == table + norm
+
+
+def test_fine_tuning_in_fp8_keeps_frozen_weights_in_a_byte() -> None:
+    """NeMo's adapters beside frozen fp8 weights: by hand for one rank without sharding."""
+    model, stack = load_model("llama-2-70b"), load_stack("nemo")
+    workload = Workload(global_batch=8, sequence=4096, precision="fp8", lora_rank=16)
+    cluster = load_cluster("h200:8")
+    answer = estimate(model, workload, cluster, Plan(dp=8), stack=stack)
+    adapters = 80 * 16 * (8192 + 10240 + 8192 + 8192)
+    assert model.adapter_parameters(16) * 80 == adapters
+    assert answer.memory["weights"] == pytest.approx(model.parameters + 2 * adapters)
+    half = estimate(model, replace(workload, precision="bf16"), cluster, Plan(dp=8), stack=stack)
+    assert half.memory["weights"] == pytest.approx(2 * (model.parameters + adapters))
+    # Both halves of the first projection, one byte instead of two.
+    saved = 80 * 4096 * 2 * 28672
+    difference = half.memory["activations"] - answer.memory["activations"]
+    assert difference == pytest.approx(saved, rel=0.01)
