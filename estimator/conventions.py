@@ -137,6 +137,14 @@ CONVENTIONS: tuple[Convention, ...] = (
         sequence_parallel=True,
         interleaves=True,
     ),
+    # Megatron-Core's own regression runs, recent whatever the GPU.
+    Convention(
+        name="megatron-core",
+        pattern=r"mlm_golden|megatron[- ]core|mcore",
+        stack="megatron",
+        zero=1,
+        sequence_parallel=True,
+    ),
     Convention(
         name="megatron-lm",
         pattern=r"megatron",
