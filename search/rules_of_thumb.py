@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.estimate import Estimate
-from estimator.plan import Plan, Plans
+from estimator.plan import UNSET, Plan, Plans
 from search.objective import Pricing
 from spaces import Problem
 from spaces.problem import divisors
 from spaces.rules import broken_rule
+from spaces.stages import end_stages
 
 MICRO_BATCHES = (1, 2, 4, 8)
 Mesh = tuple[int, int, int]
@@ -114,14 +115,30 @@ def _first_that_fits(
 
 
 def _candidates(problem: Problem, mesh: Mesh, recompute: str) -> Iterator[Plan]:
-    """Legal plans of a mesh, by micro-batch; nothing is sharded where there is one replica."""
+    """Legal plans of a mesh, by micro-batch; nothing is sharded where there is one replica.
+
+    End stages are one layer short where that makes the split come out; experts are shared within
+    the scale-up domain, as far as they divide.
+    """
     tp, pp, zero = mesh
     dp = problem.cluster.gpus // (tp * pp)
+    ends = end_stages(
+        problem.model.layers, np.array([pp]), np.array([1]), problem.stack.uneven_stages
+    )
+    first, last = (None if end[0] == UNSET else int(end[0]) for end in ends)
+    ep = 1
+    if problem.model.experts is not None:
+        inside = divisors(problem.model.experts.count, problem.cluster.scale_up_domain)
+        ep = max(n for n in inside if (dp * tp) % n == 0) if dp else 1
     for micro_batch in MICRO_BATCHES if dp else ():
         plan = Plan(
             dp=dp,
             tp=tp,
             pp=pp,
+            ep=ep,
+            etp=1 if ep > 1 else None,
+            first_stage_layers=first,
+            last_stage_layers=last,
             micro_batch=micro_batch,
             sequence_parallel=tp > 1,
             zero=zero if dp > 1 or zero == 3 else 0,
