@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from estimator.cluster import Link
 from estimator.cost.sigmoid import (
     FEWEST_SIZES,
     Interval,
@@ -40,9 +39,9 @@ def bus_factor(kind: FittedKind, group: FloatArray | float) -> FloatArray | floa
 
 
 def bus_peak(
-    kind: FittedKind, group: int, inside: int, scale_up: Link, scale_out: Link | None
+    kind: FittedKind, group: int, inside: int, scale_up: float, scale_out: float | None
 ) -> float:
-    """Bytes/s of bus bandwidth that the links' nominal rates cannot exceed.
+    """Bytes/s of bus bandwidth that links of nominal rates (per device and direction) allow.
 
     A collective has moved at least what must pass a port: for an all-reduce the buffer once, where
     switches add (a ring moves up to twice as much), else all but a rank's own share. Between
@@ -51,16 +50,16 @@ def bus_peak(
     """
     factor = float(bus_factor(kind, group))
     once = kind in ("all_reduce", "broadcast", "reduce", "send_recv")
-    up = scale_up.bandwidth * factor / (1.0 if once else (group - 1) / group)
+    up = scale_up * factor / (1.0 if once else (group - 1) / group)
     domains = math.ceil(group / inside)
     if domains == 1 or scale_out is None:
         return up
     if kind == "all_to_all":
-        return scale_out.bandwidth * factor / ((group - inside) / group)
+        return scale_out * factor / ((group - inside) / group)
     if kind == "send_recv":
-        return max(scale_out.bandwidth * inside, scale_out.bandwidth)
+        return scale_out * inside
     share = 1.0 if once else (domains - 1) / domains
-    return min(scale_out.bandwidth * inside * factor / share, up + scale_out.bandwidth * factor)
+    return min(scale_out * inside * factor / share, up + scale_out * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
