@@ -174,9 +174,8 @@ def _comment(state: _State, text: str, path: Path) -> None:
         state.header = _Header(tail, None)
     elif state.header and "(us)" in words:
         state.header.unit = 1e-6
-    elif text.startswith(("# Avg bus", "# Out of bounds")):
-        if state.tables:
-            state.tables[-1].ended = True
+    elif text.startswith(("# Avg bus", "# Out of bounds")) and state.tables:
+        state.tables[-1].ended = True
 
 
 def _row(state: _State, number: int, tokens: list[str]) -> None:
@@ -221,7 +220,8 @@ def _kind(table: _Table, given: str | None, path: Path) -> FittedKind | None:
         return NAMES[given]
     if table.program:
         return NAMES.get(table.program)
-    named = [name for name in NAMES if name in path.name.lower().replace("-", "_")]
+    stem = path.stem.lower().replace("-", "_")
+    named = [name for name in NAMES if name in stem]
     if named:
         return NAMES[max(named, key=len)]
     ratio = _ratio(table)

@@ -1,4 +1,4 @@
-"""Fitted collectives as the YAML that a cluster file can name: written by a fit, read by pricing."""
+"""Fitted collectives as YAML that a cluster file can name: written by a fit, read by pricing."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ UNITS: dict[str, Dimension] = {
 """Parameters that are written with a unit; those of the sigmoid are plain numbers."""
 
 
+DIGITS = 8
+"""Of each parameter: enough for a curve to stay continuous and under its peak."""
+
+
 def load_collectives(path: Reference) -> tuple[FittedCollective, ...]:
     """The fitted collectives of a file, as ``trainplan fit collectives`` writes it.
 
@@ -30,8 +34,8 @@ def load_collectives(path: Reference) -> tuple[FittedCollective, ...]:
     group: ``collective``, ``group`` (ranks), ``inside`` (ranks in one scale-up domain), ``peak``
     (bus bandwidth, never exceeded), ``smallest`` and ``largest`` (sizes that were measured), and
     ``parameters`` with the fields of :class:`~estimator.cost.sigmoid.Sigmoid`, or of ``Line`` where
-    there were under four sizes. ``intervals`` (90 %) and ``error`` inform people; ``null`` is a
-    parameter that the measurements do not determine.
+    there were under four sizes. ``intervals`` (90 %) inform people; ``null`` is a parameter that
+    the measurements do not determine.
 
     Raises:
         ValueError: one line, also for curves that break a law (see ``sigmoid.impossible``) and for
@@ -60,7 +64,7 @@ def load_collectives(path: Reference) -> tuple[FittedCollective, ...]:
 
 
 def collectives_yaml(table: Sequence[FittedCollective], source: str) -> str:
-    """The text of a file that :func:`load_collectives` reads back as an equal table."""
+    """The text of a file that :func:`load_collectives` reads back, to ``DIGITS`` of each number."""
     import yaml
 
     entries = []
@@ -70,14 +74,14 @@ def collectives_yaml(table: Sequence[FittedCollective], source: str) -> str:
             "collective": fitted.kind,
             "group": fitted.group,
             "inside": fitted.inside,
-            "peak": render(fitted.peak, "bytes/s"),
+            "peak": render(_rounded(fitted.peak, DIGITS), "bytes/s"),
             "smallest": render(fitted.low_bytes, "bytes"),
             "largest": render(fitted.high_bytes, "bytes"),
-            "parameters": {name: _text(name, value) for name, value in values.items()},
+            "parameters": {name: _text(name, value, DIGITS) for name, value in values.items()},
         }
         if fitted.intervals:
             entry["intervals"] = {
-                name: None if ends is None else [_text(name, end) for end in ends]
+                name: None if ends is None else [_text(name, end, 3) for end in ends]
                 for name, ends in fitted.intervals.items()
             }
         if fitted.source != source:
@@ -88,5 +92,10 @@ def collectives_yaml(table: Sequence[FittedCollective], source: str) -> str:
     return text
 
 
-def _text(name: str, value: float) -> str | float:
-    return render(value, UNITS[name]) if name in UNITS else float(value)
+def _text(name: str, value: float, digits: int) -> str | float:
+    value = _rounded(value, digits)
+    return render(value, UNITS[name]) if name in UNITS else value
+
+
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
