@@ -120,14 +120,14 @@ def check_columns(columns: Columns, kind: FittedKind, group: int, path: Path, wh
     if columns.algbw is None or not np.nanmax(columns.algbw, initial=0.0) > 0:
         return
     top = columns.algbw >= min(1.0, float(np.nanmax(columns.algbw)) / 2)
-    slack = 0.04 + 0.006 / float(np.max(columns.algbw))  # printed with two decimals
+    rounding = 0.012 / float(np.nanmax(columns.algbw))  # printed with two decimals
     factor = float(bus_factor(kind, group))
     if columns.busbw is not None:
         ratio = float(np.median(columns.busbw[top] / columns.algbw[top]))
-        if abs(ratio - factor) > slack * factor:
+        if abs(ratio / factor - 1) > 0.01 + rounding:
             raise fault(path, f"{where}: {_other_ranks(ratio, kind, group, factor)}")
     ratio = float(np.median(columns.algbw[top] * 1e9 * seconds[top] / size[top]))
-    if abs(ratio - 1) > slack:
+    if abs(ratio - 1) > 0.04 + rounding:
         raise fault(path, f"{where}: {_other_unit(ratio, factor)}")
 
 

@@ -29,7 +29,7 @@ _LAUNCHER = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s))")
 _DEBUG = re.compile(r"(?:\S*\d:\d+ \[\d+\] )?NCCL (?:INFO|WARN|ERROR)")
 _PROGRAM = re.compile(r"\b([a-z_]+?)_perf\b")
 _RANK = re.compile(
-    r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+"
+    r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+"
     r"device\s+\d+\s+\[[^\]]*\]\s*(.*)"
 )
 _COMMUNICATOR = re.compile(r"\brank \d+ n[rR]anks (\d+)\b(?: nNodes (\d+))?")
@@ -143,12 +143,14 @@ def _scan(state: _State, number: int, raw: str, path: Path) -> None:
         found = _COMMUNICATOR.search(line)
         if found:
             state.communicator = int(found[1]), int(found[2] or 0)
+            if state.tables and state.tables[-1].header is state.header:
+                state.tables[-1].communicator = state.communicator
         line = line[: debug.start()]  # a row may have begun before the message broke in
     program = _PROGRAM.search(line)
     if program:
         state.program = program[1]
     text = line.strip()
-    if text.startswith("#"):
+    if text.startswith(("#", "Avg bus", "Out of bounds")):
         _comment(state, text, path)
     elif text:
         _row(state, number, _TIMESTAMP.sub("", line).split())
@@ -174,7 +176,7 @@ def _comment(state: _State, text: str, path: Path) -> None:
         state.header = _Header(tail, None)
     elif state.header and "(us)" in words:
         state.header.unit = 1e-6
-    elif text.startswith(("# Avg bus", "# Out of bounds")) and state.tables:
+    elif words[:2] in (["Avg", "bus"], ["Out", "of"]) and state.tables:
         state.tables[-1].ended = True
 
 

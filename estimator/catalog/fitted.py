@@ -84,7 +84,7 @@ def collectives_yaml(table: Sequence[FittedCollective], source: str) -> str:
                 name: None if ends is None else [_text(name, end, 3) for end in ends]
                 for name, ends in fitted.intervals.items()
             }
-        if fitted.source != source:
+        if fitted.source not in ("", source):
             entry["source"] = fitted.source
         entries.append(entry)
     content = {"source": source, "collectives": entries}

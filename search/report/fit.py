@@ -34,7 +34,11 @@ def fit_text(
     """Print the fitted parameters and the errors of the fits by decade of size."""
     out = console()
     rows = sum(len(table.size) for table in measured.tables)
-    say(out, f"{len(measured.tables)} tables, {rows} rows, {len(fits)} collectives fitted")
+    say(
+        out,
+        f"{_count(len(measured.tables), 'table')}, {_count(rows, 'row')}, "
+        f"{_count(len(fits), 'collective')} fitted",
+    )
     for note in measured.notes:
         say(out, f"note: {note}")
     shown = _table(
@@ -59,7 +63,7 @@ def fit_text(
     sources = dict.fromkeys(peak_words(table, cluster) for table in tables)
     say(
         out,
-        f"In brackets 90 % intervals, ? where nothing determines it; peak: {', '.join(sources)}",
+        f"± and x: half of the 90 % interval; ?: nothing determines it; peak: {', '.join(sources)}",
     )
     straight = [f for f in fits if isinstance(f.parameters, Line)]
     if straight:
@@ -155,9 +159,13 @@ def _parameters(fitted: FittedCollective) -> list[str]:
         else:
             wide = (ends[1] / ends[0]) ** 0.5 - 1
             cells.append(
-                f"{value / unit:.3g} " + (f"x{1 + wide:.1f}" if wide > 1 else f"±{wide:.0%}")
+                f"{value / unit:.3g} " + (f"x{1 + wide:.1f}" if wide > 1 else f"±{100 * wide:.2g}%")
             )
     return cells
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _percent(value: float | np.floating) -> str:
