@@ -17,6 +17,9 @@ from estimator.lower.slots import FloatArray
 LARGEST_FILE = 64_000_000
 """Bytes; NCCL_DEBUG=INFO on a thousand ranks prints a tenth of it."""
 
+LARGEST_SIZE, SHORTEST, LONGEST = 2.0**50, 1e-8, 1e5
+"""Bytes and seconds between which every collective lies."""
+
 NAMES: dict[str, FittedKind] = {
     "alltoall": "all_to_all",
     "sendrecv": "send_recv",
@@ -117,6 +120,12 @@ def check_columns(columns: Columns, kind: FittedKind, group: int, path: Path, wh
         )
     if not (np.all(np.isfinite(size) & np.isfinite(seconds)) and seconds.min() > 0 < size.min()):
         raise fault(path, f"{where}: sizes and times must be above zero; leave failed rows out")
+    if size.max() > LARGEST_SIZE or seconds.min() < SHORTEST or seconds.max() > LONGEST:
+        raise fault(
+            path,
+            f"{where}: {size.max():.3g} bytes in {seconds.min():.3g} to {seconds.max():.3g} s "
+            "is no measurement; check the units",
+        )
     if columns.algbw is None or not np.nanmax(columns.algbw, initial=0.0) > 0:
         return
     top = columns.algbw >= min(1.0, float(np.nanmax(columns.algbw)) / 2)

@@ -244,10 +244,11 @@ def _column(table: _Table, name: str, half: int = 0) -> FloatArray | None:
 def _ratio(table: _Table) -> float:
     """Bus bandwidth over algbw; the tables of two ranks and of one-way collectives have 1."""
     alg, bus = _column(table, "algbw"), _column(table, "busbw")
-    if alg is None or bus is None or not np.nanmax(alg) > 0:
+    if alg is None or bus is None:
         return 1.0
-    top = int(np.nanargmax(alg))
-    return float(bus[top] / alg[top])
+    top = int(np.argmax(np.nan_to_num(alg)))
+    ratio = float(bus[top] / alg[top]) if alg[top] > 0 else 1.0
+    return ratio if 0 < ratio < 2 else 1.0
 
 
 def _measured(table: _Table, kind: FittedKind, domain: int | None, path: Path) -> MeasuredTable:

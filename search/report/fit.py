@@ -74,8 +74,6 @@ def fit_text(
 def evaluation_text(measured: Measured, cluster: Cluster | None) -> None:
     """Print errors on what was left out: every third size of each table, then each group."""
     out = console()
-    for note in measured.notes:
-        say(out, f"note: {note}")
     whole = [table for table in measured.tables if not table.partial]
     scored = [table for table in whole if len(table.size) >= SCORED_SIZES]
     if not scored:
@@ -83,6 +81,8 @@ def evaluation_text(measured: Measured, cluster: Cluster | None) -> None:
             f"no whole table has {SCORED_SIZES} sizes to leave a third out of; measure more sizes"
         )
     scores = [score_left_out(table, cluster) for table in scored]
+    for note in measured.notes:
+        say(out, f"note: {note}")
     _decades(out, "every third size left out, %", scores)
     sigmoid = np.array([geometric_mean(score.sigmoid) for score in scores])
     line = np.array([geometric_mean(score.line) for score in scores])

@@ -115,7 +115,7 @@ def test_types_and_operators_of_one_run_are_tables_of_their_own(tmp_path: Path) 
 
 
 def test_ranks_from_debug_lines_or_bandwidths(tmp_path: Path) -> None:
-    unlisted = "\n".join(line for line in DEBUG.splitlines() if "Rank" not in line)
+    unlisted = "\n".join(line for line in DEBUG.splitlines() if "#  Rank" not in line)
     assert only(written(tmp_path, unlisted)).group == 8, "told by NCCL INFO"
     silent = "\n".join(line for line in unlisted.splitlines() if "nRanks" not in line)
     path = written(tmp_path, silent)
@@ -155,6 +155,26 @@ def test_a_program_that_is_not_priced_is_left_out(tmp_path: Path) -> None:
 def test_a_log_that_contradicts_itself(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in DEBUG
     assert words in refused(written(tmp_path, DEBUG.replace(old, new)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, len(DEBUG) - 1),
+    st.integers(0, 60),
+    st.sampled_from(
+        ["", "\n", "7", "-", " nan ", "1.2.3", "#", "NCCL INFO ", "\x1b[0m", "é", "9" * 400]
+    ),
+)
+def test_a_damaged_log_is_read_or_refused_in_one_line(  # type: ignore[no-untyped-def]
+    tmp_path_factory, at: int, length: int, put: str
+) -> None:
+    path = written(tmp_path_factory.mktemp("cut"), DEBUG[:at] + put + DEBUG[at + length :])
+    try:
+        tables = read_log(path).tables
+    except ValueError as error:
+        assert "\n" not in str(error) and "some.log" in str(error)
+        return
+    assert all(np.all(table.seconds > 0) and len(table.size) for table in tables)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +274,7 @@ def scaled(size: float = 1.0, time: float = 1.0, alg: float = 1.0, bus: float = 
         ([ROWS[0], "4MiB,50,83.9,125.8"], "size_bytes='4MiB' is not a plain number; remove units"),
         ([ROWS[0], "4194304,inf,0,0"], "is not a plain number"),
         ([], "no measured row"),
+        (["1048576,1e-9,,", "2097152,1e-9,,"], "is no measurement; check the units"),
     ],
 )
 def test_a_csv_that_contradicts_itself(tmp_path: Path, rows: list[str], words: str) -> None:
