@@ -120,12 +120,20 @@ def check_columns(columns: Columns, kind: FittedKind, group: int, path: Path, wh
         )
     if not (np.all(np.isfinite(size) & np.isfinite(seconds)) and seconds.min() > 0 < size.min()):
         raise fault(path, f"{where}: sizes and times must be above zero; leave failed rows out")
+    _check_bandwidths(columns, kind, group, path, where)
     if size.max() > LARGEST_SIZE or seconds.min() < SHORTEST or seconds.max() > LONGEST:
         raise fault(
             path,
             f"{where}: {size.max():.3g} bytes in {seconds.min():.3g} to {seconds.max():.3g} s "
             "is no measurement; check the units",
         )
+
+
+def _check_bandwidths(
+    columns: Columns, kind: FittedKind, group: int, path: Path, where: str
+) -> None:
+    """Refuse bandwidths that do not follow from sizes, times and the number of ranks."""
+    size, seconds = columns.size, columns.seconds
     if columns.algbw is None or not np.nanmax(columns.algbw, initial=0.0) > 0:
         return
     top = columns.algbw >= min(1.0, float(np.nanmax(columns.algbw)) / 2)

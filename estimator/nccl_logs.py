@@ -44,8 +44,10 @@ _FIRST = 3
 
 @dataclass(slots=True)
 class _Header:
-    """The column layout of a table: names from the first time on."""
+    """The column layout of a table, by the names from the first time on."""
 
+    leading: int
+    """Columns before the first time."""
     tail: list[str]
     unit: float | None
     """Seconds of a unit of time; ``None`` until the line of units (the first layout has none)."""
@@ -173,7 +175,7 @@ def _comment(state: _State, text: str, path: Path) -> None:
     elif "busbw" in words and any(word in _TIMES for word in words):
         start = next(i for i, word in enumerate(words) if word in _TIMES)
         tail = [word for word in words[start:] if word != "timestamp"]
-        state.header = _Header(tail, None)
+        state.header = _Header(start, tail, None)
     elif state.header and "(us)" in words:
         state.header.unit = 1e-6
     elif words[:2] in (["Avg", "bus"], ["Out", "of"]) and state.tables:
@@ -197,7 +199,10 @@ def _row(state: _State, number: int, tokens: list[str]) -> None:
         state.pending = tokens
         return
     words, values = tokens[:middle], tokens[middle:]
-    if middle > _FIRST + 2 or not words[2][0].isalpha() or not all(map(_is_value, values)):
+    # An operator may be blank; a row that lost its end looks alike, with the root for a time.
+    shifted = middle < state.header.leading and values[0].strip("-01") == ""
+    named = words[2][0].isalpha() and middle <= state.header.leading
+    if shifted or not named or not all(map(_is_value, values)):
         state.dropped += 1
         return
     identity = tuple(words[2:])

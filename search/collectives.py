@@ -13,10 +13,10 @@ from estimator.collective_tables import MeasuredTable
 from estimator.cost.fitted import (
     HEADROOM,
     FittedCollective,
+    between_groups,
     bus_factor,
     bus_peak,
     fit_collective,
-    fitted_seconds,
 )
 from estimator.cost.sigmoid import fit_line
 from estimator.lower.slots import FloatArray
@@ -175,8 +175,8 @@ def left_out_groups(
     """Predict each group from the other groups of its machine, inside a domain or across.
 
     The group sizes of a machine share its device, collective and links; across domains they also
-    share the ranks inside one. Those at either end are predicted along the line through the two
-    nearest, as between them; pricing gives no answer there.
+    share the ranks inside one. Those at either end are predicted from the two nearest by the same
+    rule; pricing gives no answer there.
     """
     families: dict[tuple[object, ...], list[MeasuredTable]] = {}
     for table in tables:
@@ -191,28 +191,15 @@ def left_out_groups(
             below, above = ([n for n in others if n < group], [n for n in others if n > group])
             if len(others) < 2:
                 continue
-            if below and above:
-                rest = [fits[n][1] for n in others]
-                seconds = fitted_seconds(
-                    table.kind,
-                    table.size,
-                    np.array(float(group)),
-                    np.array(float(table.inside)),
-                    rest,
-                )
-            else:
-                near, far = fits[others[0]][1], fits[others[1]][1]
-                weight = (group - near.group) / (far.group - near.group)
-                seconds = near.seconds(table.size) * (1 - weight) + far.seconds(table.size) * weight
-                seconds = np.maximum(seconds, 0.0)
+            near = (max(below), min(above)) if below and above else (others[0], others[1])
+            low, high = (fits[n][1] for n in near)
+            seconds = between_groups(table.size, group, low, high)
             errors = np.abs(seconds / table.seconds - 1)
-            if np.all(np.isnan(errors)):
-                continue
             found.append(
                 LeftOutGroup(
                     table=table,
                     between=bool(below and above),
-                    error=float(np.nanmedian(errors)),
+                    error=float(np.median(errors)),
                 )
             )
     return found

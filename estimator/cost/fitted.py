@@ -173,10 +173,9 @@ def fitted_seconds(
 ) -> FloatArray:
     """Seconds of a collective from fitted tables; nan where they do not cover it.
 
-    Inside one domain, a group size that was not measured lies between its measured neighbours,
-    linear in the number of ranks at equal size: the hops of a ring and the steps of a tree add up.
-    Across domains, the same holds over the number of domains at equal ``inside``. Beyond the
-    smallest and largest measured group there is no answer, nor below the smallest measured size
+    Inside one domain, a group size that was not measured is priced from its measured neighbours
+    (see :func:`between_groups`); across domains from numbers of domains at equal ``inside``. Beyond
+    the smallest and largest measured group there is no answer, nor below the smallest measured size
     unless the latency was seen. A group of one takes no time.
 
     Args:
@@ -214,9 +213,37 @@ def _between(
     if below is None or above is None:
         return np.full(size.shape, np.nan)
     low, high = points[below], points[above]
-    weight = (at - below) / (above - below) if above > below else 0.0
-    seconds = (1 - weight) * low.seconds(size) + weight * high.seconds(size)
-    # A mean of two bounds may pass the bound of the group between them by a hair.
-    peak = (1 - weight) * low.peak + weight * high.peak
-    seconds = np.maximum(seconds, float(bus_factor(low.kind, group)) * size / peak)
+    seconds = low.seconds(size)
+    if above > below:
+        seconds = between_groups(size, group, low, high)
     return np.where(low.covers(size) & high.covers(size), seconds, np.nan)
+
+
+def between_groups(
+    size: FloatArray, group: float, low: FittedCollective, high: FittedCollective
+) -> FloatArray:
+    """Seconds at each size in a group, from two other groups that were measured.
+
+    Latency goes with the number of ranks (the hops of a ring), seconds per byte of bus traffic with
+    its inverse (a rank's own share needs no link). Where the groups span domains, with the number
+    of domains. The best of nine such rules on published tables with a group left out.
+    """
+    at, first, last = group, float(low.group), float(high.group)
+    if low.domains > 1:
+        at, first, last = group / low.inside, float(low.domains), float(high.domains)
+    hops = (at - first) / (last - first)
+    traffic = (1 / at - 1 / first) / (1 / last - 1 / first)
+    latency = _mix(hops, low.parameters.latency, high.parameters.latency)
+    per_byte = _mix(
+        traffic,
+        (low.seconds(size) - low.parameters.latency) / low.factor,
+        (high.seconds(size) - high.parameters.latency) / high.factor,
+    )
+    factor = float(bus_factor(low.kind, group))
+    seconds = np.maximum(latency, 0.0) + factor * np.maximum(per_byte, 0.0)
+    # A mean of two bounds may pass the bound of the group between them by a hair.
+    return np.maximum(seconds, factor * size / max(low.peak, high.peak))
+
+
+def _mix(weight: float, low: FloatArray | float, high: FloatArray | float) -> FloatArray | float:
+    return (1 - weight) * low + weight * high

@@ -232,9 +232,15 @@ def test_a_measured_group_is_its_own_curve() -> None:
 
 def test_a_group_between_two_lies_between_them() -> None:
     table = [fitted(4, 4), fitted(8, 8)]
-    ends = [one("all_reduce", 1e7, n, n, table) for n in (4, 8)]
-    middle = one("all_reduce", 1e7, 6, 6, table)
-    assert middle == pytest.approx((ends[0] + ends[1]) / 2, rel=1e-9)
+    for size in (1e3, 1e7, 1e9):
+        wanted = 6e-5 + 2 * (5 / 6) * size / 1e11
+        assert one("all_reduce", size, 6, 6, table) == pytest.approx(wanted, rel=0.02)
+
+
+def test_domains_between_two_lie_between_them() -> None:
+    table = [fitted(16, 8), fitted(64, 8)]
+    wanted = 32e-5 + 2 * (31 / 32) * 1e9 / 1e11
+    assert one("all_reduce", 1e9, 32, 8, table) == pytest.approx(wanted, rel=0.03)
 
 
 @settings(max_examples=20, deadline=None)
