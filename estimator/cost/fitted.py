@@ -191,9 +191,12 @@ def fitted_seconds(
     seconds = np.full(size.shape, np.nan)
     seconds[group <= 1] = 0.0
     known = [fitted for fitted in table if fitted.kind == kind]
-    for ranks, near in np.unique(np.stack([group.ravel(), inside.ravel()]), axis=1).T:
-        if ranks > 1 and known:
-            here = (group == ranks) & (inside == near)
+    if not known:
+        return seconds
+    for ranks in np.unique(group[group > 1]):
+        same = group == ranks
+        for near in np.unique(inside[same]):
+            here = same & (inside == near)
             seconds[here] = _between(size[here], float(ranks), float(near), known)
     return seconds
 
