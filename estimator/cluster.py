@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from estimator.cost.fitted import FittedCollective
 
 Architecture = Literal[
     "cpu",
@@ -87,6 +90,8 @@ class Cluster:
     """Devices that reach each other over ``scale_up`` (a node, or a rack for NVL72 parts)."""
     scale_out: Link | None
     """``None`` only where one scale-up domain holds all devices."""
+    collectives: tuple[FittedCollective, ...] = ()
+    """Measured and fitted; any that these do not cover goes by the links' nominal numbers."""
     memory_margin: float = 0.0
     """Share of each device's memory that plans must leave free."""
 

@@ -332,6 +332,10 @@ def catalog(
                 "gpus": c.gpus,
                 "nodes": c.nodes,
                 "gpus_per_node": c.gpus_per_node,
+                "collectives": [
+                    {"kind": f.kind, "group": f.group, "inside": f.inside, "source": f.source}
+                    for f in c.collectives
+                ],
             }
             for c in clusters
         ],

@@ -4,6 +4,7 @@ Importing it is cheap: yaml and pydantic are imported by the first load.
 """
 
 from estimator.catalog.assemble import load_cluster, load_node, resize
+from estimator.catalog.fitted import collectives_yaml, load_collectives
 from estimator.catalog.loader import (
     Kind,
     load_device,
@@ -18,7 +19,9 @@ from estimator.catalog.writing import stack_yaml
 
 __all__ = [
     "Kind",
+    "collectives_yaml",
     "load_cluster",
+    "load_collectives",
     "load_device",
     "load_link",
     "load_model",

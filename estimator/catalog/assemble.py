@@ -14,6 +14,7 @@ from estimator.cluster import Cluster, Link
 
 if TYPE_CHECKING:
     from estimator.catalog.schema import ClusterEntry, DeviceEntry, LinkEntry
+    from estimator.cost.fitted import FittedCollective
 
 MOST_GPUS = 1_000_000
 
@@ -146,6 +147,7 @@ def _assemble(entry: ClusterEntry, path: Path) -> Cluster:
             scale_up=up,
             scale_up_domain=domain,
             scale_out=out,
+            collectives=_collectives(entry, device, (path.parent, home), up),
         )
     except ValueError as error:
         raise fault(path, str(error)) from None
@@ -182,6 +184,24 @@ def _device(entry: ClusterEntry, path: Path) -> tuple[DeviceEntry, Path]:
         return entry.device, path.parent
     found = locate("devices", entry.device, path.parent)
     return check(read_mapping(found), DeviceEntry, found), found.parent
+
+
+def _collectives(
+    entry: ClusterEntry, device: DeviceEntry, folders: tuple[Path, Path], up: Link
+) -> tuple[FittedCollective, ...]:
+    """Those of the file, by default the device's where the same link joins as many of a node.
+
+    ``folders`` are where paths in the file and in the device's entry start.
+    """
+    from estimator.catalog.fitted import load_collectives
+
+    given, folder = entry.collectives, folders[0]
+    if "collectives" not in entry.model_fields_set and device.node is not None:
+        size = device.node.gpus_per_node
+        usual = _link(device.node.scale_up, folders[1], size)
+        if up == usual and entry.gpus_per_node in (None, size):
+            given, folder = device.node.collectives, folders[1]
+    return () if given is None else load_collectives(locate("collectives", given, folder))
 
 
 def _link(given: str | LinkEntry | None, folder: Path, gpus_per_node: int) -> Link | None:

@@ -15,7 +15,7 @@ from estimator.stack import Stack
 if TYPE_CHECKING:
     from estimator.catalog.schema import TransformerEntry
 
-Kind = Literal["models", "devices", "clusters", "stacks", "links"]
+Kind = Literal["models", "devices", "clusters", "stacks", "links", "collectives"]
 Reference = str | os.PathLike[str]
 """The name of a catalogue entry, or the path of a YAML file (of a model, also a config.json)."""
 
@@ -123,7 +123,10 @@ def unknown(kind: Kind, given: str, known: list[str]) -> str:
     """What to say of a name that the catalogue does not have."""
     near = difflib.get_close_matches(given.lower(), known, 3, 0.4)
     hint = f"nearest: {', '.join(near)}; " if near else ""
-    return f"unknown {kind[:-1]} {short(given)}; {hint}all: trainplan catalog {kind}"
+    listed = f"trainplan catalog {kind}"
+    if kind in ("links", "collectives"):
+        listed = ", ".join(known)
+    return f"unknown {kind[:-1]} {short(given)}; {hint}all: {listed}"
 
 
 def _is_config(given: Reference) -> bool:

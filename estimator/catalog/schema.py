@@ -192,6 +192,8 @@ class Node(Entry):
     scale_up_domain: Count
     scale_up: AnyLink
     scale_out: AnyLink | None
+    collectives: Name | None = None
+    """Fitted over ``scale_up``: a name, or the path of what ``trainplan fit collectives`` wrote."""
 
 
 class Price(Entry):
@@ -259,6 +261,8 @@ class ClusterEntry(Entry):
     scale_up: AnyLink | None = None
     scale_up_domain: Count | None = None
     scale_out: AnyLink | None = None
+    collectives: Name | None = None
+    """Fitted on it: a name, or the path of what ``trainplan fit collectives`` wrote."""
     source: Source = UNSAID
 
 

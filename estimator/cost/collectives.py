@@ -1,10 +1,11 @@
-"""Linear collectives: latency plus bytes over bandwidth, by tier, flat or hierarchical."""
+"""Collectives: as fitted where a cluster carries that, else linear, flat or hierarchical."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from estimator.cluster import Cluster, Link
+from estimator.cost.fitted import fitted_seconds
 from estimator.lower.slots import Collective, FloatArray
 
 ROUNDS: dict[Collective, int] = {
@@ -15,6 +16,35 @@ ROUNDS: dict[Collective, int] = {
     "send_recv": 1,
 }
 """Trips of the buffer around the ring (nccl-tests, PERFORMANCE.md: bus bandwidth)."""
+
+
+def collective_seconds(
+    kind: Collective,
+    size: FloatArray,
+    group: FloatArray,
+    inside: FloatArray,
+    cluster: Cluster,
+    *,
+    between: FloatArray | float = 0.0,
+) -> FloatArray:
+    """Seconds by the cluster's fitted collectives, by :func:`linear_seconds` where they end.
+
+    Takes the arguments of :func:`linear_seconds`. Gathers and reduce-scatters that were not
+    measured are half of an all-reduce that was: the two halves of a ring.
+    """
+    linear = linear_seconds(kind, size, group, inside, cluster, between=between)
+    measured = {fitted.kind for fitted in cluster.collectives}
+    buffer = size
+    if kind == "all_to_all":
+        # Measured buffers hold a rank's own share too, which does not leave it.
+        buffer = (size + between) * group / np.maximum(group - 1, 1)
+    if kind in measured:
+        fitted = fitted_seconds(kind, buffer, group, inside, cluster.collectives)
+    elif kind in ("all_gather", "reduce_scatter") and "all_reduce" in measured:
+        fitted = 0.5 * fitted_seconds("all_reduce", size, group, inside, cluster.collectives)
+    else:
+        return linear
+    return np.where(np.isnan(fitted), linear, fitted)
 
 
 def linear_seconds(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from estimator.cluster import Cluster, Device
-from estimator.cost.collectives import ROUNDS, linear_seconds
+from estimator.cost.collectives import ROUNDS, collective_seconds
 from estimator.lower.slots import Columns, FloatArray
 from estimator.stack import Stack
 from estimator.workload import CAST_PRECISIONS, Workload
@@ -88,7 +88,7 @@ class Roofline:
         for kind in ROUNDS:
             rows = ops.collectives(kind)
             if len(rows):
-                seconds[rows] = linear_seconds(
+                seconds[rows] = collective_seconds(
                     kind,
                     ops.bytes[rows],
                     np.maximum(ops.group[rows], 1),

@@ -43,7 +43,8 @@ def check(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--kind", help="model, device, cluster or stack; told from the file if left out."
+            "--kind",
+            help="model, device, cluster, stack or collectives; told from the file if left out.",
         ),
     ] = None,
 ) -> int:

@@ -11,6 +11,7 @@ import typer
 from search.cli.catalog import catalog
 from search.cli.estimate import estimate
 from search.cli.explain import explain
+from search.cli.fit import fit
 from search.cli.search import search
 from search.cli.validate import validate
 
@@ -26,6 +27,7 @@ app.command()(search)
 app.command()(estimate)
 app.command()(explain)
 app.command()(validate)
+app.add_typer(fit, name="fit")
 app.add_typer(catalog, name="catalog")
 
 OK, NOTHING_FITS, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -8,7 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from estimator.catalog import load_cluster, load_device, load_model, load_stack, names
+from estimator.catalog import (
+    load_cluster,
+    load_collectives,
+    load_device,
+    load_model,
+    load_stack,
+    names,
+)
 from search.report.units import console, gib, large
 
 LOADERS: dict[str, Callable[[str], Any]] = {
@@ -48,6 +55,7 @@ def catalog_text(kind: str, found: list[Any]) -> None:
             "per node": lambda c: str(c.gpus_per_node),
             "scale-up": lambda c: c.scale_up.name,
             "scale-out": lambda c: "-" if c.scale_out is None else c.scale_out.name,
+            "collectives": lambda c: f"{len(c.collectives)} fitted" if c.collectives else "nominal",
         },
         "stacks": {
             "zero": lambda s: ", ".join(str(z) for z in s.zero),
@@ -68,8 +76,10 @@ def catalog_text(kind: str, found: list[Any]) -> None:
 def check_file(file: str, kind: str | None) -> str:
     """Read a file as its kind would be read, and say what it is; ``ValueError`` if it is bad."""
     kind = kind or _kind(file)
+    if kind == "collectives":
+        return f"{file}: {len(load_collectives(file))} fitted collectives are well formed"
     if kind not in LOADERS:
-        raise ValueError(f"kind={kind} must be one of {', '.join(LOADERS)}")
+        raise ValueError(f"kind={kind} must be one of {', '.join(LOADERS)}, collectives")
     return f"{file}: {kind} {LOADERS[kind](file).name} is well formed"
 
 
@@ -80,6 +90,7 @@ def _kind(file: str) -> str:
     content = read_mapping(Path(file))
     for field, kind in (
         ("device", "cluster"),
+        ("collectives", "collectives"),
         ("peaks", "device"),
         ("heads", "model"),
         ("extends", "stack"),
@@ -87,4 +98,4 @@ def _kind(file: str) -> str:
     ):
         if field in content:
             return kind
-    raise ValueError(f"{file} is no model, device, cluster or stack; name it with --kind")
+    raise ValueError(f"{file} is no model, device, cluster, stack or fit; name it with --kind")
