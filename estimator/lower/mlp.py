@@ -96,7 +96,7 @@ def _routed(low: Lowering, experts: Experts) -> None:
     )
     row = sent * model.hidden * low.element
     low.memory("permutation", "layer", forward=4 * row, backward=4 * row)
-    _dispatch(low, experts, sent)
+    _dispatch(low, experts, rows / keys.etp)
     for name, n, k in (("expert up", halves * ffn, hidden), ("expert down", hidden, ffn)):
         # One product of all rows, cut into as many as a rank has experts.
         low.gemm(name, "layer", m=rows / local, n=n, k=k, batch=local, starts=local, frozen=frozen)
@@ -104,16 +104,17 @@ def _routed(low: Lowering, experts: Experts) -> None:
             _activation(low, "expert activation", rows * ffn)
 
 
-def _dispatch(low: Lowering, experts: Experts, sent: FloatArray) -> None:
+def _dispatch(low: Lowering, experts: Experts, visits: FloatArray) -> None:
     """Tokens to their experts and back: two all-to-alls a pass, split at the scale-up domain.
 
-    Where the stack sends a token once per domain, ``u(n) = n (1 - (1 - 1 / n)^k)`` of n domains
-    hold one of its k experts; else every visit is sent.
+    ``visits`` reach the busiest rank, for which an uneven all-to-all waits. Where the stack sends
+    a token once per domain, ``u(n) = n (1 - (1 - 1 / n)^k)`` of n domains hold one of its k
+    experts; else every visit is sent.
     """
     keys, model = low.keys, low.model
     inside = ep_ranks_inside(keys, low.cluster)
     width = model.hidden * low.element
-    tokens = sent / experts.top_k
+    tokens = visits / experts.top_k
     domains = keys.ep / inside
     if low.stack.deduplicated_dispatch:
         holding = domains * (1 - (1 - 1 / domains) ** experts.top_k)
@@ -121,8 +122,8 @@ def _dispatch(low: Lowering, experts: Experts, sent: FloatArray) -> None:
         per_domain = inside * (1 - (1 - 1 / inside) ** (experts.top_k / holding))
         within = tokens * width * holding * per_domain * (inside - 1) / inside
     else:
-        between = sent * width * (keys.ep - inside) / keys.ep
-        within = sent * width * (inside - 1) / keys.ep
+        between = visits * width * (keys.ep - inside) / keys.ep
+        within = visits * width * (inside - 1) / keys.ep
     for phase in PASS_PHASES:
         low.collective(
             "expert dispatch and return",
@@ -137,7 +138,7 @@ def _dispatch(low: Lowering, experts: Experts, sent: FloatArray) -> None:
             count=2.0,
             recomputed=FULL,
         )
-    _share_visits(low, sent * width)
+    _share_visits(low, visits * width)
 
 
 def _share_visits(low: Lowering, size: FloatArray) -> None:

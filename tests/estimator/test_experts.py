@@ -81,8 +81,10 @@ def test_imbalance_loads_the_busiest_rank() -> None:
     assert skewed - even == pytest.approx(0.5 * 2 * 3 * 2 * 4096 * 4096 * 14336, 1e-9)
 
 
-def sent(model: Transformer, plan: Plan, stack: Stack = STACK) -> tuple[float, float]:
-    ops = lowered(model, plan, stack=stack)
+def sent(
+    model: Transformer, plan: Plan, stack: Stack = STACK, workload: Workload = WORKLOAD
+) -> tuple[float, float]:
+    ops = lowered(model, plan, workload, stack)
     rows = [
         i
         for i, s in enumerate(ops.slots)
@@ -90,6 +92,12 @@ def sent(model: Transformer, plan: Plan, stack: Stack = STACK) -> tuple[float, f
     ]
     (row,) = rows
     return float(ops.bytes[row, 0]), float(ops.between[row, 0])
+
+
+def test_an_uneven_dispatch_waits_for_the_busiest_rank() -> None:
+    even = sent(MIXTURE, Plan(dp=64, ep=8))
+    skewed = sent(MIXTURE, Plan(dp=64, ep=8), workload=replace(WORKLOAD, expert_imbalance=1.5))
+    assert skewed == pytest.approx((1.5 * even[0], 0.0))
 
 
 def test_bytes_of_a_dispatch() -> None:
