@@ -50,6 +50,10 @@ def inexpressible(mapped: Mapped) -> Iterator[str]:
         yield "no context parallelism"
     if plan.recompute_layers is not None:
         yield "no recompute of some layers"
+    if model.experts is not None:
+        yield "no experts"
+    if model.latent is not None:
+        yield "no latent attention"
     if model.parallel_residual:
         yield "no parallel residual"
 
@@ -75,7 +79,10 @@ def application(mapped: Mapped) -> dict[str, int]:
     plain MLP), rounded to a multiple of tp.
     """
     model, tp = mapped.model, mapped.plan.tp
-    rest = model.layer_matrix_parameters - 4 * model.hidden * model.attention_width
+    matrices = model.hidden * (
+        model.qkv_width + model.attention_width + model.matrices_of_mlp * model.ffn
+    )
+    rest = matrices - 4 * model.hidden * model.attention_width
     return {
         "hidden": model.hidden,
         "feedforward": round(rest / (2 * model.hidden * tp)) * tp,
