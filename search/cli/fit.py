@@ -114,6 +114,8 @@ def _read(
                     )
                 table = replace(table, seconds=table.in_place)
             tables.append(table)
+    if not tables:
+        raise ValueError(f"nothing to fit: {'; '.join(notes) or 'no table is left'}")
     return Measured(tables=tuple(tables), notes=tuple(notes))
 
 

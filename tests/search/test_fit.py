@@ -218,3 +218,11 @@ def test_groups_left_out_are_predicted_from_the_others() -> None:
 
 def test_a_peak_needs_named_links() -> None:
     assert peak_of(table()) is None
+
+
+def test_tables_without_a_place_are_nothing_to_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "unplaced.csv"
+    log.write_text("collective,n_gpus,size_bytes,time_us\nall_reduce,8,1024,10\n")
+    assert "nothing to fit: all_reduce over 8: left out" in refused([str(log)], capsys)
