@@ -90,6 +90,10 @@ class Cluster:
     """Devices that reach each other over ``scale_up`` (a node, or a rack for NVL72 parts)."""
     scale_out: Link | None
     """``None`` only where one scale-up domain holds all devices."""
+    leaf_nodes: int | None = None
+    """Nodes that reach each other below the spine; ``None`` where all do at full rate."""
+    oversubscription: float = 1.0
+    """Bandwidth of a leaf's NICs over that of its links to the spine."""
     collectives: tuple[FittedCollective, ...] = ()
     """Measured and fitted; any that these do not cover goes by the links' nominal numbers."""
     memory_margin: float = 0.0
@@ -105,6 +109,19 @@ class Cluster:
             raise ValueError(
                 f"scale_up_domain={self.scale_up_domain} of {self.name} must be at least 1"
             )
+        if not 1 <= self.oversubscription <= 1000:
+            raise ValueError(f"oversubscription={self.oversubscription} must lie from 1 to 1000")
+        if self.leaf_nodes is None:
+            if self.oversubscription > 1:
+                raise ValueError(
+                    f"oversubscription={self.oversubscription} needs leaf_nodes: the nodes that "
+                    "reach each other below it"
+                )
+        elif self.leaf_nodes < 1 or self.leaf_ranks % self.scale_up_domain:
+            raise ValueError(
+                f"leaf_nodes={self.leaf_nodes} must hold whole scale-up domains of "
+                f"{self.scale_up_domain} GPUs"
+            )
         if not 0 <= self.memory_margin < 1:
             raise ValueError(
                 f"memory_margin={self.memory_margin} must be a share from 0 to below 1"
@@ -119,6 +136,11 @@ class Cluster:
     def gpus(self) -> int:
         """All devices: the world size."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def leaf_ranks(self) -> int:
+        """Devices below one leaf switch, or all of them."""
+        return self.gpus if self.leaf_nodes is None else self.leaf_nodes * self.gpus_per_node
 
     @property
     def capacity_bytes(self) -> float:

@@ -147,6 +147,8 @@ def _assemble(entry: ClusterEntry, path: Path) -> Cluster:
             scale_up=up,
             scale_up_domain=domain,
             scale_out=out,
+            leaf_nodes=entry.leaf_nodes,
+            oversubscription=entry.oversubscription,
             collectives=_collectives(entry, device, (path.parent, home), up),
         )
     except ValueError as error:

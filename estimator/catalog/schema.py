@@ -261,6 +261,8 @@ class ClusterEntry(Entry):
     scale_up: AnyLink | None = None
     scale_up_domain: Count | None = None
     scale_out: AnyLink | None = None
+    leaf_nodes: Count | None = None
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
     collectives: Name | None = None
     """Fitted on it: a name, or the path of what ``trainplan fit collectives`` wrote."""
     source: Source = UNSAID

@@ -26,13 +26,16 @@ def collective_seconds(
     cluster: Cluster,
     *,
     between: FloatArray | float = 0.0,
+    above_leaf: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Seconds by the cluster's fitted collectives, by :func:`linear_seconds` where they end.
 
     Takes the arguments of :func:`linear_seconds`. Gathers and reduce-scatters that were not
     measured are half of an all-reduce that was: the two halves of a ring.
     """
-    linear = linear_seconds(kind, size, group, inside, cluster, between=between)
+    linear = linear_seconds(
+        kind, size, group, inside, cluster, between=between, above_leaf=above_leaf
+    )
     measured = {fitted.kind for fitted in cluster.collectives}
     buffer = size
     if kind == "all_to_all":
@@ -55,6 +58,7 @@ def linear_seconds(
     cluster: Cluster,
     *,
     between: FloatArray | float = 0.0,
+    above_leaf: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Seconds of a collective on ``size`` bytes over ``group`` ranks; zero for a group of one.
 
@@ -62,21 +66,23 @@ def linear_seconds(
     rank has its own share of the node's NICs and a ring through ``inside`` ranks has that many
     shares. The faster of a flat ring and (for reductions and gathers) a hierarchy of rings
     inside and a tree between is taken. An all-to-all sends ``size`` bytes inside the domain and
-    ``between`` out of it, both at once.
+    ``between`` out of it, both at once. Of all that leaves a domain, ``above_leaf`` passes an
+    oversubscribed spine.
     """
     up, out = cluster.scale_up, cluster.scale_out
     domains = np.ceil(group / inside)
     spans = domains > 1
+    slower = np.maximum(cluster.oversubscription * above_leaf, 1.0)
     if kind == "all_to_all":
         seconds = _tier(up, inside, size)
         if out is not None:
-            leaving = _tier(out, domains, between + np.zeros_like(size))
+            leaving = _tier(out, domains, slower * between + np.zeros_like(size))
             seconds = np.maximum(seconds, np.where(spans, leaving, 0.0))
         return np.where(group > 1, seconds, 0.0)
     if kind == "send_recv":
         seconds = _tier(up, inside, size)
         if out is not None:
-            seconds = np.where(spans, _tier(out, domains, size), seconds)
+            seconds = np.where(spans, _tier(out, domains, slower * size), seconds)
         return np.where(group > 1, seconds, 0.0)
     rounds = ROUNDS[kind]
     volume = rounds * size * (group - 1) / np.maximum(group, 1)
@@ -84,7 +90,7 @@ def linear_seconds(
     flat = up.latency + rounds * up.hop_latency * (inside - 1) + volume / bandwidth
     if out is None:
         return np.where(group > 1, flat, 0.0)
-    between = out.bandwidth * out.efficiency * inside
+    between = out.bandwidth * out.efficiency * inside / slower
     flat_latency = (
         out.latency
         + rounds * out.hop_latency * (domains - 1)

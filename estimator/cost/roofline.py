@@ -95,6 +95,7 @@ class Roofline:
                     np.maximum(ops.inside[rows], 1),
                     cluster,
                     between=ops.between[rows],
+                    above_leaf=ops.above_leaf[rows],
                 )
         return seconds * ops.count
 

@@ -186,5 +186,6 @@ def _exchange(low: Lowering) -> None:
             between=between,
             group=keys.cp,
             inside=inside,
+            leaf=ranks_inside(keys.cp, keys.tp, low.cluster.leaf_ranks),
             recomputed=SELECTIVE_AND_FULL,
         )

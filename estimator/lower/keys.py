@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from estimator.cluster import Cluster
 from estimator.lower.slots import FloatArray, IntArray, ranks_inside, unique_rows
 from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
@@ -74,17 +73,16 @@ def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
     return Keys(**{name: column[first] for name, column in columns.items()}), index
 
 
-def dp_ranks_inside(mesh: Keys | Plans, cluster: Cluster) -> FloatArray:
-    """Ranks of the data-parallel group (dp x cp) inside one scale-up domain."""
-    domain = cluster.scale_up_domain
+def dp_ranks_inside(mesh: Keys | Plans, domain: int) -> FloatArray:
+    """Ranks of the data-parallel group (dp x cp) among ``domain`` consecutive ones."""
     cp_inside = ranks_inside(mesh.cp, mesh.tp, domain)
     stride = mesh.tp * mesh.cp * np.where(mesh.order == DP_BEFORE_PP, 1, mesh.pp)
     return cp_inside * ranks_inside(mesh.dp, stride, domain)
 
 
-def tp_ranks_inside(keys: Keys, cluster: Cluster) -> FloatArray:
-    """Ranks of a tensor-parallel group, the innermost axis, inside one scale-up domain."""
-    return ranks_inside(keys.tp, np.ones_like(keys.tp), cluster.scale_up_domain)
+def tp_ranks_inside(keys: Keys, domain: int) -> FloatArray:
+    """Ranks of a tensor-parallel group, the innermost axis, among ``domain`` consecutive ones."""
+    return ranks_inside(keys.tp, np.ones_like(keys.tp), domain)
 
 
 def expert_dp(mesh: Keys) -> IntArray:
@@ -92,6 +90,6 @@ def expert_dp(mesh: Keys) -> IntArray:
     return mesh.dp * mesh.tp * mesh.cp // (mesh.ep * mesh.etp)
 
 
-def ep_ranks_inside(keys: Keys, cluster: Cluster) -> FloatArray:
-    """Ranks of an expert-parallel group, next to expert tensor parallelism, inside one domain."""
-    return ranks_inside(keys.ep, keys.etp, cluster.scale_up_domain)
+def ep_ranks_inside(keys: Keys, domain: int) -> FloatArray:
+    """Ranks of an expert-parallel group, next to its tp, among ``domain`` consecutive ones."""
+    return ranks_inside(keys.ep, keys.etp, domain)

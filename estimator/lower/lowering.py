@@ -20,6 +20,7 @@ from estimator.lower.slots import (
     Place,
     Slot,
     Stream,
+    above_leaf,
 )
 from estimator.model import Transformer
 from estimator.stack import Stack
@@ -48,6 +49,8 @@ class Lowering:
     """Tokens of a rank in norms and residuals, which sequence parallelism splits."""
     tp_inside: FloatArray
     """Ranks of a tensor-parallel group inside one scale-up domain."""
+    tp_leaf: FloatArray
+    """Ranks of it below one leaf switch."""
     layer: int = 0
     """Index of the kind of layer being lowered."""
 
@@ -127,6 +130,8 @@ class Lowering:
         size: FloatArray,
         group: IntArray,
         inside: FloatArray,
+        leaf: FloatArray,
+        chain: IntArray | None = None,
         between: FloatArray | float = 0.0,
         count: FloatArray | float = 1.0,
         recomputed: frozenset[str] = NEVER,
@@ -134,6 +139,8 @@ class Lowering:
     ) -> None:
         """A collective over ``group`` ranks on a buffer of ``size`` bytes; none for one rank.
 
+        Of the ranks, ``inside`` share a scale-up domain and ``leaf`` a leaf switch (those of the
+        ``chain``, where the group is a pair of neighbours in one).
         Of an all-to-all, ``size`` stays inside a rank's scale-up domain and ``between`` leaves it.
         """
         self.rows.add(
@@ -153,6 +160,7 @@ class Lowering:
             between=between,
             group=group,
             inside=inside,
+            above_leaf=above_leaf(kind, group if chain is None else chain, inside, leaf),
         )
 
     def tp_collectives(
@@ -175,6 +183,7 @@ class Lowering:
                 size=self.tokens * self.model.hidden * self.element,
                 group=keys.tp,
                 inside=self.tp_inside,
+                leaf=self.tp_leaf,
                 count=count,
                 recomputed=FULL if place == "layer" else NEVER,
                 asynchronous=asynchronous and phase != "forward",

@@ -112,7 +112,7 @@ def _dispatch(low: Lowering, experts: Experts, visits: FloatArray) -> None:
     experts; else every visit is sent.
     """
     keys, model = low.keys, low.model
-    inside = ep_ranks_inside(keys, low.cluster)
+    inside = ep_ranks_inside(keys, low.cluster.scale_up_domain)
     width = model.hidden * low.element
     tokens = visits / experts.top_k
     domains = keys.ep / inside
@@ -135,6 +135,7 @@ def _dispatch(low: Lowering, experts: Experts, visits: FloatArray) -> None:
             between=between,
             group=keys.ep,
             inside=inside,
+            leaf=ep_ranks_inside(keys, low.cluster.leaf_ranks),
             count=2.0,
             recomputed=FULL,
         )
@@ -160,5 +161,6 @@ def _share_visits(low: Lowering, size: FloatArray) -> None:
             size=size * keys.etp,
             group=keys.etp,
             inside=np.minimum(keys.etp, low.cluster.scale_up_domain).astype(float),
+            leaf=np.minimum(keys.etp, low.cluster.leaf_ranks).astype(float),
             recomputed=FULL,
         )

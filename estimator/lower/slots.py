@@ -68,6 +68,8 @@ class Columns:
     """Of these, ranks in one scale-up domain."""
     between: FloatArray
     """All-to-all: bytes of a rank that leave its scale-up domain (``bytes`` stay inside)."""
+    above_leaf: FloatArray
+    """Traffic above leaf switches, as a share of what leaves scale-up domains."""
     starts: FloatArray
     """GEMM: products in one launch that each fill the device anew (grouped experts)."""
 
@@ -130,6 +132,21 @@ def unique_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
 def ranks_inside(size: IntArray, stride: IntArray, domain: int) -> FloatArray:
     """Ranks of a group that lie in one scale-up domain, when they are ``stride`` ranks apart."""
     return np.clip(domain // stride, 1, size).astype(float)
+
+
+def above_leaf(
+    kind: Collective, group: IntArray, inside: FloatArray, leaf: FloatArray
+) -> FloatArray:
+    """Traffic above leaf switches, as a share of what leaves scale-up domains.
+
+    Of a group's ranks, ``inside`` lie in one domain and ``leaf`` below one leaf switch. A ring
+    leaves each place once, however many of its ranks are there, and as many rings cross a place as
+    its ranks have groups. An all-to-all sends to all ranks alike.
+    """
+    share = inside / leaf
+    if kind == "all_to_all":
+        share = (group - leaf) / np.maximum(group - inside, 1)
+    return np.where(leaf < group, share, 0.0)
 
 
 def largest_row(rows: FloatArray) -> IntArray:

@@ -19,6 +19,7 @@ from estimator.lower.slots import (
     FloatArray,
     IntArray,
     Slot,
+    above_leaf,
     ranks_inside,
     unique_rows,
 )
@@ -140,14 +141,16 @@ def lower_step(
     gradient = stack.gradient_bytes if half else 4.0
     full = plans.dp * plans.cp
     replicas = full // shards.shard
-    inside_all = dp_ranks_inside(plans, cluster)
-    inside_shard = np.minimum(inside_all, shards.shard)
+    blocks = (cluster.scale_up_domain, cluster.leaf_ranks)
+    near_all = np.stack([dp_ranks_inside(plans, ranks) for ranks in blocks])
+    near_shard = np.minimum(near_all, shards.shard)
+    expert_stride = expert_tp(plans) * plans.ep
+    near_experts = np.stack(
+        [ranks_inside(shards.expert_ranks, expert_stride, ranks) for ranks in blocks]
+    )
     exists = (shards.classes.count > 0).astype(float)
     parameters = shards.trainable_CU * exists
     experts = shards.experts_CU * exists * (workload.lora_rank is None)
-    expert_inside = ranks_inside(
-        shards.expert_ranks, expert_tp(plans) * plans.ep, cluster.scale_up_domain
-    )
 
     def spread(value: FloatArray | IntArray) -> FloatArray:
         """Broadcast (U,) over the stage classes and flatten to (4 U,)."""
@@ -160,9 +163,10 @@ def lower_step(
         kind: Collective,
         size: FloatArray,
         group: IntArray,
-        inside: FloatArray,
+        near: FloatArray,
         when: FloatArray,
     ) -> None:
+        """``near``, (2, U): ranks in one scale-up domain, and below one leaf switch."""
         slot = Slot(
             name=name, kind="collective", place="stage", phase="step", stream="dp", collective=kind
         )
@@ -171,7 +175,8 @@ def lower_step(
             count=spread(when * exists * (group > 1)),
             bytes=spread(size),
             group=spread(group),
-            inside=spread(inside),
+            inside=spread(near[0]),
+            above_leaf=spread(above_leaf(kind, group, near[0], near[1])),
         )
 
     sharded = (plans.zero > 0) & (plans.zero < 3)
@@ -180,7 +185,7 @@ def lower_step(
         "all_reduce",
         gradient * parameters,
         full,
-        inside_all,
+        near_all,
         (plans.zero == 0).astype(float),
     )
     collective(
@@ -188,7 +193,7 @@ def lower_step(
         "reduce_scatter",
         gradient * parameters,
         shards.shard,
-        inside_shard,
+        near_shard,
         sharded.astype(float),
     )
     collective(
@@ -196,7 +201,7 @@ def lower_step(
         "all_reduce",
         gradient * parameters / shards.shard,
         replicas,
-        np.maximum(inside_all / inside_shard, 1),
+        np.maximum(near_all / near_shard, 1),
         (plans.zero > 0).astype(float),
     )
     collective(
@@ -204,7 +209,7 @@ def lower_step(
         "all_gather",
         float(workload.activation_bytes) * parameters,
         shards.shard,
-        inside_shard,
+        near_shard,
         sharded.astype(float),
     )
     if model.experts is not None:
@@ -218,7 +223,7 @@ def lower_step(
                 kind,  # type: ignore[arg-type]
                 width * experts,
                 shards.expert_ranks,
-                expert_inside,
+                near_experts,
                 when.astype(float) * (experts > 0),
             )
     tied = np.zeros_like(parameters)
@@ -229,7 +234,7 @@ def lower_step(
         "all_reduce",
         gradient * vocab_rows(model, plans.tp) * model.hidden,
         two,
-        np.ones_like(tied[0]),
+        np.stack([two / 2, two / (1 if cluster.gpus <= cluster.leaf_ranks else 2)]),
         tied,
     )
     updated = parameters / shards.shard + experts / shards.expert_shard

@@ -59,7 +59,8 @@ def lower_layers(
         element=float(workload.activation_bytes),
         tokens=tokens,
         split=split,
-        tp_inside=tp_ranks_inside(keys, cluster),
+        tp_inside=tp_ranks_inside(keys, cluster.scale_up_domain),
+        tp_leaf=tp_ranks_inside(keys, cluster.leaf_ranks),
     )
     for index, kind in enumerate(layer_kinds(model)):
         low.layer = index
@@ -136,11 +137,15 @@ def _gather_weights(
     ranks that hold the same ones.
     """
     keys = low.keys
-    group, inside = keys.shard, np.minimum(dp_ranks_inside(keys, low.cluster), keys.shard)
+    group, same = keys.shard, expert_dp(keys)
     if experts:
-        same = expert_dp(keys)
         group = np.where(keys.shard > 1, same, 1)
-        inside = ranks_inside(same, keys.etp * keys.ep, low.cluster.scale_up_domain)
+
+    def ranks(domain: int) -> FloatArray:
+        if experts:
+            return ranks_inside(same, keys.etp * keys.ep, domain)
+        return np.minimum(dp_ranks_inside(keys, domain), keys.shard)
+
     gradient = min(low.stack.gradient_bytes, 4.0) if low.element == 2 else 4.0
     rows: tuple[tuple[str, Collective, Phase, float], ...] = (
         ("weights", "all_gather", "forward", low.element),
@@ -158,7 +163,8 @@ def _gather_weights(
             phase=phase,
             size=parameters * width,
             group=group,
-            inside=inside,
+            inside=ranks(low.cluster.scale_up_domain),
+            leaf=ranks(low.cluster.leaf_ranks),
         )
 
 
@@ -214,6 +220,7 @@ def _head(low: Lowering) -> None:
             size=4.0 * tokens,
             group=keys.tp,
             inside=low.tp_inside,
+            leaf=low.tp_leaf,
             count=3.0,
         )
     if not model.tied:
@@ -244,6 +251,8 @@ def _boundary(low: Lowering) -> None:
             size=size,
             group=np.where(keys.pp > 1, 2, 1),
             inside=inside,
+            leaf=ranks_inside(keys.pp, stride, low.cluster.leaf_ranks),
+            chain=keys.pp,
         )
         low.collective(
             "boundary gather",
@@ -254,6 +263,7 @@ def _boundary(low: Lowering) -> None:
             size=low.tokens * low.model.hidden * low.element,
             group=np.where(keys.pp > 1, keys.tp, 1),
             inside=low.tp_inside,
+            leaf=low.tp_leaf,
             count=np.where(whole & low.stack.scattered_boundaries, 1.0, 0.0),
         )
 

@@ -172,7 +172,7 @@ def test_unique_rows_of_wide_columns() -> None:
 def test_dp_groups_stay_inside_a_domain(plan: Plan) -> None:
     """Ranks of the group counted one by one on nodes of 8."""
     keys, _ = layer_keys(Plans.of([plan]), STACK)
-    inside = dp_ranks_inside(keys, CLUSTER)[0]
+    inside = dp_ranks_inside(keys, CLUSTER.scale_up_domain)[0]
     dp_stride = plan.tp * plan.cp * (plan.pp if plan.order == "tp-cp-ep-pp-dp" else 1)
     ranks = [c * plan.tp + d * dp_stride for c in range(plan.cp) for d in range(plan.dp)]
     assert inside == sum(rank < 8 for rank in ranks)
