@@ -47,6 +47,8 @@ CLUSTER_FIELDS: dict[str, Any] = {
     "gpus_per_node": Count,
     "nics_per_node": Count,
     "scale_up_domain": Count,
+    "leaf_nodes": Count,
+    "oversubscription": Annotated[float, Field(ge=1, le=1000)],
     "memory_margin": Annotated[float, Field(ge=0, lt=1)],
     **{
         f"{tier}.{name}": kind for tier in ("scale_up", "scale_out") for name, kind in _LINK.items()
@@ -153,7 +155,8 @@ def _value(name: str, text: str, kind: Any) -> float:
 def vary(problem: Problem, field: str, value: float) -> Problem:
     """The problem with one number changed.
 
-    A scale-up domain that is a node stays one when ``gpus_per_node`` changes.
+    A scale-up domain that is a node stays one when ``gpus_per_node`` changes. Collectives fitted
+    over a link that is varied no longer hold, and go by its nominal numbers.
     """
     noun, _, path = field.partition(".")
     if noun != "cluster":
@@ -168,6 +171,11 @@ def vary(problem: Problem, field: str, value: float) -> Problem:
         changed = replace(cluster, gpus_per_node=int(value), scale_up_domain=int(value))
     else:
         changed = _changed(cluster, path, value)
+    if path.startswith("scale_up."):
+        changed = replace(changed, collectives=())
+    elif path == "nics_per_node" or path.startswith("scale_out."):
+        near = tuple(fitted for fitted in changed.collectives if fitted.domains == 1)
+        changed = replace(changed, collectives=near)
     gpus = f"{changed.gpus} x {changed.device.name}"
     return replace(problem, cluster=replace(changed, name=f"{gpus} ({path}={value:g})"))
 

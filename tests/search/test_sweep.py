@@ -27,7 +27,13 @@ def swept(text: str, given: Problem | None = None) -> Any:
 def test_every_field_leads_to_a_number() -> None:
     """A value goes in and comes out at the same place, for every field that is offered."""
     given = problem()
-    small_values = {"cluster.nodes": 3, "cluster.memory_margin": 0.25, "workload.global_batch": 48}
+    given = replace(given, cluster=replace(given.cluster, leaf_nodes=16))
+    small_values = {
+        "cluster.nodes": 3,
+        "cluster.memory_margin": 0.25,
+        "cluster.leaf_nodes": 1,
+        "workload.global_batch": 48,
+    }
     for field in fields():
         dtype = field.removeprefix("cluster.device.peaks.")
         if field == "cluster.nics_per_node":
@@ -95,6 +101,16 @@ def test_nics_share_the_scale_out_bandwidth_among_the_gpus_of_a_node() -> None:
     for nics, share in ((1, 1 / 8), (4, 1 / 2), (8, 1.0), (16, 2.0)):
         changed = vary(given, "cluster.nics_per_node", nics).cluster.scale_out
         assert changed is not None and changed.bandwidth == pytest.approx(share * own)
+
+
+def test_a_varied_link_is_priced_by_its_numbers() -> None:
+    """Fits over NVLink say nothing of another bandwidth, but hold beside other NICs."""
+    given = replace(problem(), cluster=load_cluster("h100-sxm:16"))
+    fits = given.cluster.collectives
+    assert fits
+    assert vary(given, "cluster.scale_up.bandwidth", 9e11).cluster.collectives == ()
+    assert vary(given, "cluster.scale_out.bandwidth", 9e11).cluster.collectives == fits
+    assert vary(given, "cluster.nics_per_node", 4).cluster.collectives == fits
 
 
 def test_a_node_stays_a_scale_up_domain() -> None:
