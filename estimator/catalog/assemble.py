@@ -203,7 +203,9 @@ def _collectives(
         usual = _link(device.node.scale_up, folders[1], size)
         if up == usual and entry.gpus_per_node in (None, size):
             given, folder = device.node.collectives, folders[1]
-    return () if given is None else load_collectives(locate("collectives", given, folder))
+    return tuple(
+        fitted for one in given for fitted in load_collectives(locate("collectives", one, folder))
+    )
 
 
 def _link(given: str | LinkEntry | None, folder: Path, gpus_per_node: int) -> Link | None:

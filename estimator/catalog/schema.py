@@ -185,6 +185,17 @@ AnyLink = Annotated[
 """A link's name, the path of its file, or the link written out."""
 
 
+def _listed(value: object) -> object:
+    """One reference, or none, as a list of them."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+Fits = Annotated[list[Name], BeforeValidator(_listed), Field(max_length=100)]
+"""Fitted collectives by name, or by the path of what ``trainplan fit collectives`` wrote."""
+
+
 class Node(Entry):
     """How many devices of a kind sit together, and what joins them."""
 
@@ -192,8 +203,8 @@ class Node(Entry):
     scale_up_domain: Count
     scale_up: AnyLink
     scale_out: AnyLink | None
-    collectives: Name | None = None
-    """Fitted over ``scale_up``: a name, or the path of what ``trainplan fit collectives`` wrote."""
+    collectives: Fits = []
+    """Fitted over ``scale_up``."""
 
 
 class Price(Entry):
@@ -263,8 +274,8 @@ class ClusterEntry(Entry):
     scale_out: AnyLink | None = None
     leaf_nodes: Count | None = None
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    collectives: Name | None = None
-    """Fitted on it: a name, or the path of what ``trainplan fit collectives`` wrote."""
+    collectives: Fits = []
+    """Fitted on it; of two of one collective and group the first counts."""
     source: Source = UNSAID
 
 

@@ -99,7 +99,9 @@ def test_a_fit_changes_the_price_of_a_whole_step() -> None:
 def test_catalogue_nodes_carry_their_measured_collectives() -> None:
     kinds = {f.kind for f in load_cluster("h100-sxm:64").collectives}
     assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
-    assert load_cluster("perlmutter").collectives == ()  # nodes of four over another mesh
+    assert load_cluster("jean-zay-v100").collectives == ()  # nodes of four, by another mesh
+    pairs = [f for f in load_cluster("a3-mega").collectives if f.domains == 2]
+    assert [(f.kind, f.group, f.inside) for f in pairs] == [("all_gather", 16, 8)]
 
 
 def cluster_file(folder: Path, *lines: str) -> str:
@@ -121,6 +123,7 @@ def test_a_cluster_file_names_its_own_fits(tmp_path: Path) -> None:
     [
         ((), 12),
         (("collectives: a100-sxm",), 12),
+        (("collectives: [fits.yaml, a100-sxm]",), 13),
         (("collectives: null",), 0),
         (("scale_up: pcie-gen5",), 0),
         (("gpus_per_node: 4",), 0),
@@ -139,7 +142,7 @@ def test_the_usual_fits_need_the_usual_node(
         ("collectives: ../fits.yaml", "leads out of"),
         ("collectives: absent.yaml", "absent.yaml"),
         ("collectives: cluster.yaml", "cluster.yaml"),
-        ("collectives: [fits.yaml]", "collectives"),
+        ("collectives: [fits.yaml, 3]", "collectives"),
     ],
 )
 def test_faults_of_a_reference_are_one_line(tmp_path: Path, line: str, says: str) -> None:
