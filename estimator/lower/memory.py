@@ -208,6 +208,10 @@ class PeakMemory:
 
     parts: dict[str, FloatArray]
     allocated_CP: FloatArray
+    states_CP: FloatArray
+    """Of that, what stays allocated throughout a step."""
+    kept_CP: FloatArray
+    """Of that, what one micro-batch keeps from its forward to its backward."""
 
 
 def peak_memory_parts(
@@ -236,11 +240,12 @@ def peak_memory_parts(
         per_layer = np.where(selective, kept.without_scores[n][key_P], kept.layer[n][key_P])
         saving = kept.layer[n][key_P] - kept.checkpoint[key_P]
         activations += shards.layers_NCU[n][:, step_P] * (per_layer - share * saving)
+    activations[0] += kept.embedding[key_P]
+    per_micro_batch = np.where(exists, activations, 0.0)
     activations *= held
     # While one layer runs again, its whole set and its output are alive beside the checkpoints.
     again = kept.layer.max(axis=0)[key_P] + kept.checkpoint[key_P]
     activations += np.where(full & (recomputed > 0), again, 0.0)
-    activations[0] += held[0] * kept.embedding[key_P]
     one_stage = plans.pp == 1
     head = kept.head[key_P]
     activations[0] += np.where(one_stage, head, 0.0)
@@ -263,7 +268,12 @@ def peak_memory_parts(
     parts["reserved"] = (stack.reserved_ratio - 1) * allocated[fullest, row]
     parts["context"] = np.full(len(plans), stack.context_bytes)
     assert set(ALLOCATED_PARTS) < set(parts)
-    return PeakMemory(parts=parts, allocated_CP=allocated)
+    return PeakMemory(
+        parts=parts,
+        allocated_CP=allocated,
+        states_CP=np.where(exists, state_total[:, step_P], 0.0),
+        kept_CP=per_micro_batch,
+    )
 
 
 def recomputed_layers(plans: Plans, layers_CP: IntArray) -> IntArray:

@@ -12,6 +12,7 @@ from search.cli.catalog import catalog
 from search.cli.estimate import estimate
 from search.cli.explain import explain
 from search.cli.search import search
+from search.cli.simulate import simulate
 from search.cli.validate import validate
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(search)
 app.command()(estimate)
 app.command()(explain)
+app.command()(simulate)
 app.command()(validate)
 app.add_typer(catalog, name="catalog")
 

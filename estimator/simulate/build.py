@@ -1,0 +1,447 @@
+"""From one plan to tasks: its schedule, its data-parallel traffic and its optimizer step.
+
+Suffixes: S stages, L tasks of a stage in its order, V chunks, M mixes, K parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from estimator.estimate import TIME_PARTS
+from estimator.layer import PARTS, PASS_PARTS
+from estimator.lower.slots import FloatArray, IntArray
+from estimator.plan import Plan
+from estimator.simulate.costs import StageWork
+from estimator.simulate.graph import KINDS, NONE, PHASES, Tasks, build_tasks
+from estimator.simulate.orders import BACKWARD, FORWARD, Order, schedule_order
+
+RESOURCES = (
+    "compute",
+    "dp",
+    "host",
+    "send forward",
+    "receive forward",
+    "send backward",
+    "receive backward",
+)
+COMPUTE, DP, HOST, SEND = 0, 1, 2, 3
+NAMES = (
+    *("forward", "backward", "send", "receive", "reduce gradients", "gather weights"),
+    *("reduce tied embedding", "gradient norm", "optimizer", "step overhead"),
+)
+MOST_NOISE = 2.0
+ALONE, LAYER_GROUP, REPLICAS, PAIR, WORLD = range(5)
+"""Who runs a task together: nobody, the tp x cp ranks of a layer, those of dp x cp, the two ranks
+of a transfer, all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Built:
+    """Tasks of a plan, with what the simulation says of each; columns of shape (T,)."""
+
+    tasks: Tasks
+    stage: IntArray
+    chunk: IntArray
+    mix: IntArray
+    """Row of ``shares``."""
+    shares: FloatArray
+    """What a task's seconds consist of, (M, 9) in the order of ``TIME_PARTS``."""
+    ranks: int
+    """Ranks in the table: one per stage, or all."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Columns of tasks, block after block, and their edges."""
+
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+    sources: list[IntArray] = field(default_factory=list)
+    targets: list[IntArray] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, seconds: ArrayLike, **columns: ArrayLike) -> IntArray:
+        """Append tasks; returns their numbers. ``mix`` follows from ``kind`` unless given."""
+        values = np.atleast_1d(np.asarray(seconds, dtype=np.float64))
+        default = {"micro_batch": NONE, "chunk": 0, "scope": ALONE, "pair": NONE, "phase": 3}
+        given: dict[str, ArrayLike] = {**default, "mix": columns["kind"], **columns}
+        block = {name: np.broadcast_to(column, values.shape) for name, column in given.items()}
+        self.blocks.append({"seconds": values, **block})
+        self.count += len(values)
+        return np.arange(self.count - len(values), self.count)
+
+    def edge(self, sources: ArrayLike, targets: ArrayLike) -> None:
+        """Targets wait for sources, pair by pair (broadcast)."""
+        a, b = np.broadcast_arrays(np.asarray(sources), np.asarray(targets))
+        self.sources.append(a.reshape(-1))
+        self.targets.append(b.reshape(-1))
+
+    def column(self, name: str) -> Any:
+        """All blocks of one column."""
+        return np.concatenate([block[name] for block in self.blocks])
+
+
+def build(
+    work: StageWork,
+    plan: Plan,
+    *,
+    all_ranks: bool = False,
+    noise: float = 0.0,
+    seed: int = 0,
+    slow_ranks: Mapping[int, float] | None = None,
+) -> Built:
+    """Tasks of one step.
+
+    Args:
+        work: seconds of the plan's stages.
+        plan: its schedule and degrees.
+        all_ranks: every rank of the world; otherwise one rank stands for the equal ones of a
+            stage.
+        noise: standard deviation of the logarithm of a factor on every computation, mean 1.
+        seed: of that noise.
+        slow_ranks: factors on all computation of ranks of the world; where one rank stands for a
+            stage, it is the slowest.
+
+    Raises:
+        ValueError: noise is negative, or a slow rank lies outside the world.
+    """
+    _check(plan, noise, seed, slow_ranks or {})
+    rows = _Rows()
+    host = rows.add(
+        np.full(work.stages, work.host),
+        stage=np.arange(work.stages),
+        resource=HOST,
+        kind=KINDS.index("host"),
+        name=NAMES.index("step overhead"),
+    )
+    passes = _Passes.of(work, plan, rows)
+    rows.edge(host, passes.first_of_stage)
+    _pipeline(work, passes, rows)
+    _step(work, passes, rows, host)
+    columns = {name: rows.column(name) for name in rows.blocks[0]}
+    return _table(
+        work, plan, columns, rows, all_ranks=all_ranks, noise=noise, seed=seed, slow=slow_ranks
+    )
+
+
+def _check(plan: Plan, noise: float, seed: int, slow: Mapping[int, float]) -> None:
+    """``ValueError`` for a disturbance that makes no sense."""
+    if not 0 <= noise <= MOST_NOISE:
+        raise ValueError(f"noise={noise} must be from 0 (none) to {MOST_NOISE:g}")
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative")
+    for rank, factor in slow.items():
+        if not 0 <= rank < plan.world:
+            raise ValueError(f"slow rank {rank} must be a rank of the world, 0 to {plan.world - 1}")
+        if not 0 < factor < np.inf:
+            raise ValueError(f"factor {factor} of slow rank {rank} must be above 0 and finite")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Passes:
+    """Numbers of the tasks that run forwards and backwards."""
+
+    order: Order
+    first: IntArray
+    """First task of a pass, by phase, stage, micro-batch and chunk; (2, S, m, V)."""
+    last: IntArray
+    gather_pieces: int
+    """Pieces of the first forward of each chunk, which wait for a bucket of weights each."""
+    reduce_pieces: int
+    """Pieces of the last backward of each chunk, which send off a bucket of gradients each."""
+    final: IntArray
+    """Micro-batch whose backward is the last of a chunk, (S, V)."""
+    first_of_stage: IntArray
+    last_of_stage: IntArray
+
+    @classmethod
+    def of(cls, work: StageWork, plan: Plan, rows: _Rows) -> _Passes:
+        """Add the passes of every stage to the table, in the schedule's order."""
+        stages, chunks, m = work.stages, work.chunks, work.micro_batches
+        order = schedule_order(plan.schedule, stages, chunks, m)
+        per_chunk = -(-work.buckets // chunks)
+        gather = per_chunk if work.overlap_param and work.weights.any() else 1
+        reduce = per_chunk if work.overlap_grad and work.gradients.any() else 1
+        stage = np.broadcast_to(np.arange(stages)[:, None], order.phase.shape)
+        cell = (order.phase, stage, order.micro_batch, order.chunk)
+        place = np.empty((2, stages, m, chunks), dtype=np.int64)
+        place[cell] = np.broadcast_to(np.arange(order.phase.shape[1]), order.phase.shape)
+        final = place[BACKWARD].argmax(axis=1)
+        pieces = np.where((order.phase == FORWARD) & (order.micro_batch == 0), gather, 1)
+        last_backward = order.micro_batch == final[stage, order.chunk]
+        pieces = np.where((order.phase == BACKWARD) & last_backward, reduce, pieces)
+        seconds = np.stack([work.forward, work.backward])[..., :PARTS].sum(axis=-1)
+        each = seconds[order.phase, stage, order.chunk] / pieces
+        mix = len(KINDS) + np.ravel_multi_index(
+            (order.phase, stage, order.chunk), (2, stages, chunks)
+        )
+
+        def flat(column: IntArray | FloatArray) -> Any:
+            return np.repeat(column.reshape(-1), pieces.reshape(-1))
+
+        numbers = rows.add(
+            flat(each),
+            stage=flat(stage),
+            resource=COMPUTE,
+            kind=KINDS.index("compute"),
+            name=flat(order.phase),
+            micro_batch=flat(order.micro_batch),
+            chunk=flat(order.chunk),
+            phase=flat(order.phase),
+            mix=flat(mix),
+            scope=LAYER_GROUP,
+        )
+        ends = np.cumsum(pieces).reshape(pieces.shape) - 1
+        last = np.empty((2, stages, m, chunks), dtype=np.int64)
+        last[cell] = numbers[0] + ends
+        first = np.empty_like(last)
+        first[cell] = numbers[0] + ends - pieces + 1
+        return cls(
+            order=order,
+            first=first,
+            last=last,
+            gather_pieces=gather,
+            reduce_pieces=reduce,
+            final=final,
+            first_of_stage=numbers[0] + ends[:, 0] - pieces[:, 0] + 1,
+            last_of_stage=numbers[0] + ends[:, -1],
+        )
+
+
+def _pipeline(work: StageWork, passes: _Passes, rows: _Rows) -> None:
+    """What each pass reads: the neighbour's output, or at the turn the stage's own forward."""
+    first, last = passes.first, passes.last
+    rows.edge(last[FORWARD][-1, :, -1], first[BACKWARD][-1, :, -1])
+    pairs = (
+        (FORWARD, last[FORWARD][:-1], first[FORWARD][1:]),
+        (FORWARD, last[FORWARD][-1, :, :-1], first[FORWARD][0, :, 1:]),
+        (BACKWARD, last[BACKWARD][1:], first[BACKWARD][:-1]),
+        (BACKWARD, last[BACKWARD][0, :, 1:], first[BACKWARD][-1, :, :-1]),
+    )
+    for phase in (FORWARD, BACKWARD):
+        sources = np.concatenate([a.reshape(-1) for p, a, _ in pairs if p == phase])
+        targets = np.concatenate([b.reshape(-1) for p, _, b in pairs if p == phase])
+        if not work.crossing:
+            rows.edge(sources, targets)
+            continue
+        by_source = np.argsort(sources)
+        sources, targets = sources[by_source], targets[by_source]
+        made = {name: rows.column(name) for name in ("stage", "micro_batch", "chunk")}
+        pair = np.arange(len(sources)) + rows.count
+        sides = []
+        for side, (ends, name) in enumerate(((sources, "send"), (targets, "receive"))):
+            sides.append(
+                rows.add(
+                    np.full(len(ends), work.crossing),
+                    stage=made["stage"][ends],
+                    resource=SEND + 2 * phase + side,
+                    kind=KINDS.index("pp"),
+                    name=NAMES.index(name),
+                    micro_batch=made["micro_batch"][ends],
+                    chunk=made["chunk"][ends],
+                    phase=phase,
+                    scope=PAIR,
+                    pair=pair,
+                )
+            )
+        rows.edge(sources, sides[0])
+        rows.edge(sides[1], targets)
+
+
+def _step(work: StageWork, passes: _Passes, rows: _Rows, host: IntArray) -> None:
+    """Weights before the passes that read them, gradients after, and the update."""
+    stages, chunks = work.stages, work.chunks
+    every_stage = np.arange(stages)
+    dp = {"resource": DP, "kind": KINDS.index("dp"), "scope": REPLICAS}
+    if work.overlap_param and work.weights.any():
+        n = passes.gather_pieces
+        reader = passes.first[FORWARD][:, 0, :, None] + np.arange(n)
+        gathers = rows.add(
+            np.repeat(work.weights / (chunks * n), chunks * n),
+            stage=np.repeat(every_stage, chunks * n),
+            name=NAMES.index("gather weights"),
+            **dp,
+        )
+        rows.edge(gathers, reader.reshape(-1))
+        rows.edge(host, gathers[:: chunks * n])
+    reduced = _gradients(work, passes, rows, dp)
+    if work.tied:
+        ends = rows.add(
+            np.full(2, work.tied),
+            stage=np.array([0, stages - 1]),
+            name=NAMES.index("reduce tied embedding"),
+            **{**dp, "scope": PAIR},
+            pair=rows.count,
+        )
+        rows.edge(passes.last_of_stage[[0, -1]], ends)
+        reduced[[0, -1]] = ends
+    if not work.optimizer.any():
+        return
+    norm = rows.add(
+        np.zeros(stages),
+        stage=every_stage,
+        resource=COMPUTE,
+        kind=KINDS.index("dp"),
+        name=NAMES.index("gradient norm"),
+        scope=WORLD,
+    )
+    waits = reduced >= 0
+    rows.edge(reduced[waits], norm[waits])
+    update = rows.add(
+        work.optimizer,
+        stage=every_stage,
+        resource=COMPUTE,
+        kind=KINDS.index("optimizer"),
+        name=NAMES.index("optimizer"),
+    )
+    if not work.overlap_param and work.weights.any():
+        gathers = rows.add(
+            work.weights, stage=every_stage, name=NAMES.index("gather weights"), **dp
+        )
+        rows.edge(update, gathers)
+
+
+def _gradients(work: StageWork, passes: _Passes, rows: _Rows, dp: dict[str, int]) -> IntArray:
+    """Reductions as their gradients are ready; the last one of each stage, -1 for none, (S,)."""
+    stages, chunks, m = work.stages, work.chunks, work.micro_batches
+    sources, seconds = [], []
+    if work.gradients.any():
+        n = passes.reduce_pieces
+        if work.overlap_grad:
+            ends = passes.last[BACKWARD][
+                np.arange(stages)[:, None], passes.final, np.arange(chunks)
+            ]
+            sources.append((ends[..., None] - np.arange(n)).reshape(-1))
+            seconds.append(np.repeat(work.gradients / (chunks * n), chunks * n))
+        else:
+            sources.append(passes.last_of_stage)
+            seconds.append(work.gradients)
+    if work.every_gradients.any() and m > 1:
+        batch = np.arange(m)[None, :, None]
+        others = batch != passes.final[:, None, :]
+        sources.append(passes.last[BACKWARD][others])
+        seconds.append(np.repeat(work.every_gradients / chunks, chunks * (m - 1)))
+    reduced = np.full(stages, NONE)
+    if not sources:
+        return reduced
+    source, each = np.concatenate(sources), np.concatenate(seconds)
+    ready = np.argsort(source, kind="stable")
+    stage = rows.column("stage")[source[ready]]
+    made = rows.add(each[ready], stage=stage, name=NAMES.index("reduce gradients"), **dp)
+    rows.edge(source[ready], made)
+    if not work.overlap_grad:
+        blocking = ~np.isin(source[ready], passes.last_of_stage)
+        rows.edge(made[blocking], source[ready][blocking] + 1)
+    reduced[stage] = made
+    return reduced
+
+
+def _table(
+    work: StageWork,
+    plan: Plan,
+    columns: dict[str, Any],
+    rows: _Rows,
+    *,
+    all_ranks: bool,
+    noise: float,
+    seed: int,
+    slow: Mapping[int, float] | None,
+) -> Built:
+    """The tasks of one rank per stage, or of every rank, with noise and slow ranks."""
+    count, inner = rows.count, plan.tp * plan.cp
+    copies = inner * plan.dp if all_ranks else 1
+    copy = np.repeat(np.arange(copies), count)
+    table = {name: np.tile(column, copies) for name, column in columns.items()}
+    rank = world_rank(plan, table["stage"], copy) if all_ranks else table["stage"]
+    collective = _collectives(plan, table, copy, copies)
+    seconds = table["seconds"]
+    computes = np.isin(table["kind"], [KINDS.index("compute"), KINDS.index("optimizer")])
+    if noise:
+        drawn = np.random.default_rng(seed).normal(-(noise**2) / 2, noise, size=len(seconds))
+        seconds = np.where(computes, seconds * np.exp(drawn), seconds)
+    factor = np.ones(int(rank.max()) + 1)
+    for one, times in (slow or {}).items():
+        place = one if all_ranks else stage_of(plan, one)
+        factor[place] = max(factor[place], times) if factor[place] != 1 else times
+    seconds = np.where(computes, seconds * factor[rank], seconds)
+    shift = np.repeat(np.arange(copies) * count, sum(len(part) for part in rows.sources))
+    tasks = build_tasks(
+        rank=rank,
+        resource=table["resource"],
+        seconds=seconds,
+        kind=table["kind"],
+        collective=collective,
+        name=table["name"],
+        micro_batch=table["micro_batch"],
+        phase=table["phase"],
+        sources=np.tile(np.concatenate(rows.sources), copies) + shift,
+        targets=np.tile(np.concatenate(rows.targets), copies) + shift,
+        names=NAMES,
+        resources=RESOURCES,
+    )
+    return Built(
+        tasks=tasks,
+        stage=table["stage"],
+        chunk=table["chunk"],
+        mix=table["mix"],
+        shares=_shares(work),
+        ranks=work.stages * copies,
+    )
+
+
+def _collectives(plan: Plan, table: dict[str, Any], copy: IntArray, copies: int) -> IntArray:
+    """A number for each group of tasks that run together, -1 for a task alone."""
+    count = len(copy) // copies
+    task = np.tile(np.arange(count), copies)
+    inner = plan.tp * plan.cp
+    members = {
+        LAYER_GROUP: (task, copy // inner, inner),
+        REPLICAS: (task, copy % plan.tp, plan.dp * plan.cp),
+        PAIR: (table["pair"], copy, 2),
+        WORLD: (np.zeros_like(task), np.zeros_like(copy), 2),
+    }
+    collective = np.full(len(copy), NONE)
+    for scope, (which, group, size) in members.items():
+        inside = (table["scope"] == scope) & (size > 1)
+        if scope in (LAYER_GROUP, REPLICAS) and copies == 1:
+            continue
+        number = (which * copies + group) * 5 + scope
+        collective = np.where(inside, number, collective)
+    _, compact = np.unique(collective, return_inverse=True)
+    return np.where(collective >= 0, compact, NONE)
+
+
+def world_rank(plan: Plan, stage: IntArray, copy: IntArray) -> IntArray:
+    """Rank in the world of a stage of the ``copy``-th pipeline (tp innermost, then cp, then dp)."""
+    inner = plan.tp * plan.cp
+    if plan.order == "tp-cp-ep-pp-dp":
+        return copy % inner + inner * (stage + plan.pp * (copy // inner))
+    return stage * inner * plan.dp + copy
+
+
+def stage_of(plan: Plan, rank: int) -> int:
+    """Stage of a rank of the world."""
+    inner = plan.tp * plan.cp
+    if plan.order == "tp-cp-ep-pp-dp":
+        return rank // inner % plan.pp
+    return rank // (inner * plan.dp)
+
+
+def _shares(work: StageWork) -> FloatArray:
+    """Rows: one per kind of task, then forwards and backwards by stage and chunk."""
+    own = np.zeros((len(KINDS), len(TIME_PARTS)))
+    for row, kind in enumerate(KINDS):
+        own[row, TIME_PARTS.index(kind)] = 1.0
+    exposed = np.stack([work.forward, work.backward])[..., :PARTS].reshape(-1, PARTS)
+    total = exposed.sum(axis=1, keepdims=True)
+    mixed = np.zeros((len(exposed), len(TIME_PARTS)))
+    mixed[:, [TIME_PARTS.index(part) for part in PASS_PARTS]] = exposed / np.where(total, total, 1)
+    return np.concatenate([own, mixed])
+
+
+assert PHASES[FORWARD] == NAMES[FORWARD] == "forward"
+assert PHASES[BACKWARD] == NAMES[BACKWARD] == "backward"
