@@ -1,43 +1,39 @@
 """From one plan to tasks: its schedule, its data-parallel traffic and its optimizer step.
 
-Suffixes: S stages, L tasks of a stage in its order, V chunks, M mixes, K parts.
+Suffixes: T tasks, S stages, M mixes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from estimator.estimate import TIME_PARTS
 from estimator.layer import PARTS, PASS_PARTS
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.plan import Plan
 from estimator.simulate.costs import StageWork
-from estimator.simulate.graph import KINDS, NONE, PHASES, Tasks, build_tasks
-from estimator.simulate.orders import BACKWARD, FORWARD, Order, schedule_order
+from estimator.simulate.graph import KINDS, NONE, Tasks, build_tasks
+from estimator.simulate.orders import BACKWARD, FORWARD, schedule_order
+from estimator.simulate.passes import Passes, Templates, add_passes, whole_passes
+from estimator.simulate.rows import (
+    COMPUTE,
+    DP,
+    HOST,
+    LAYER_GROUP,
+    NAMES,
+    PAIR,
+    REPLICAS,
+    RESOURCES,
+    SEND,
+    WORLD,
+    Rows,
+)
 
-RESOURCES = (
-    "compute",
-    "dp",
-    "host",
-    "send forward",
-    "receive forward",
-    "send backward",
-    "receive backward",
-)
-COMPUTE, DP, HOST, SEND = 0, 1, 2, 3
-NAMES = (
-    *("forward", "backward", "send", "receive", "reduce gradients", "gather weights"),
-    *("reduce tied embedding", "gradient norm", "optimizer", "step overhead"),
-)
 MOST_NOISE = 2.0
-ALONE, LAYER_GROUP, REPLICAS, PAIR, WORLD = range(5)
-"""Who runs a task together: nobody, the tp x cp ranks of a layer, those of dp x cp, the two ranks
-of a transfer, all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,36 +51,6 @@ class Built:
     """Ranks in the table: one per stage, or all."""
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Columns of tasks, block after block, and their edges."""
-
-    blocks: list[dict[str, Any]] = field(default_factory=list)
-    sources: list[IntArray] = field(default_factory=list)
-    targets: list[IntArray] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, seconds: ArrayLike, **columns: ArrayLike) -> IntArray:
-        """Append tasks; returns their numbers. ``mix`` follows from ``kind`` unless given."""
-        values = np.atleast_1d(np.asarray(seconds, dtype=np.float64))
-        default = {"micro_batch": NONE, "chunk": 0, "scope": ALONE, "pair": NONE, "phase": 3}
-        given: dict[str, ArrayLike] = {**default, "mix": columns["kind"], **columns}
-        block = {name: np.broadcast_to(column, values.shape) for name, column in given.items()}
-        self.blocks.append({"seconds": values, **block})
-        self.count += len(values)
-        return np.arange(self.count - len(values), self.count)
-
-    def edge(self, sources: ArrayLike, targets: ArrayLike) -> None:
-        """Targets wait for sources, pair by pair (broadcast)."""
-        a, b = np.broadcast_arrays(np.asarray(sources), np.asarray(targets))
-        self.sources.append(a.reshape(-1))
-        self.targets.append(b.reshape(-1))
-
-    def column(self, name: str) -> Any:
-        """All blocks of one column."""
-        return np.concatenate([block[name] for block in self.blocks])
-
-
 def build(
     work: StageWork,
     plan: Plan,
@@ -93,6 +59,8 @@ def build(
     noise: float = 0.0,
     seed: int = 0,
     slow_ranks: Mapping[int, float] | None = None,
+    templates: Templates | None = None,
+    names: Sequence[str] = NAMES,
 ) -> Built:
     """Tasks of one step.
 
@@ -105,12 +73,14 @@ def build(
         seed: of that noise.
         slow_ranks: factors on all computation of ranks of the world; where one rank stands for a
             stage, it is the slowest.
+        templates: tasks of a pass; ``None`` makes each pass one task.
+        names: of tasks, ``NAMES`` and those of the templates.
 
     Raises:
         ValueError: noise is negative, or a slow rank lies outside the world.
     """
     _check(plan, noise, seed, slow_ranks or {})
-    rows = _Rows()
+    rows = Rows()
     host = rows.add(
         np.full(work.stages, work.host),
         stage=np.arange(work.stages),
@@ -118,13 +88,22 @@ def build(
         kind=KINDS.index("host"),
         name=NAMES.index("step overhead"),
     )
-    passes = _Passes.of(work, plan, rows)
+    order = schedule_order(plan.schedule, work.stages, work.chunks, work.micro_batches)
+    passes = add_passes(work, order, templates or whole_passes(work), rows)
     rows.edge(host, passes.first_of_stage)
     _pipeline(work, passes, rows)
     _step(work, passes, rows, host)
     columns = {name: rows.column(name) for name in rows.blocks[0]}
     return _table(
-        work, plan, columns, rows, all_ranks=all_ranks, noise=noise, seed=seed, slow=slow_ranks
+        work,
+        plan,
+        columns,
+        rows,
+        names,
+        all_ranks=all_ranks,
+        noise=noise,
+        seed=seed,
+        slow=slow_ranks,
     )
 
 
@@ -141,78 +120,7 @@ def _check(plan: Plan, noise: float, seed: int, slow: Mapping[int, float]) -> No
             raise ValueError(f"factor {factor} of slow rank {rank} must be above 0 and finite")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Passes:
-    """Numbers of the tasks that run forwards and backwards."""
-
-    order: Order
-    first: IntArray
-    """First task of a pass, by phase, stage, micro-batch and chunk; (2, S, m, V)."""
-    last: IntArray
-    gather_pieces: int
-    """Pieces of the first forward of each chunk, which wait for a bucket of weights each."""
-    reduce_pieces: int
-    """Pieces of the last backward of each chunk, which send off a bucket of gradients each."""
-    final: IntArray
-    """Micro-batch whose backward is the last of a chunk, (S, V)."""
-    first_of_stage: IntArray
-    last_of_stage: IntArray
-
-    @classmethod
-    def of(cls, work: StageWork, plan: Plan, rows: _Rows) -> _Passes:
-        """Add the passes of every stage to the table, in the schedule's order."""
-        stages, chunks, m = work.stages, work.chunks, work.micro_batches
-        order = schedule_order(plan.schedule, stages, chunks, m)
-        per_chunk = -(-work.buckets // chunks)
-        gather = per_chunk if work.overlap_param and work.weights.any() else 1
-        reduce = per_chunk if work.overlap_grad and work.gradients.any() else 1
-        stage = np.broadcast_to(np.arange(stages)[:, None], order.phase.shape)
-        cell = (order.phase, stage, order.micro_batch, order.chunk)
-        place = np.empty((2, stages, m, chunks), dtype=np.int64)
-        place[cell] = np.broadcast_to(np.arange(order.phase.shape[1]), order.phase.shape)
-        final = place[BACKWARD].argmax(axis=1)
-        pieces = np.where((order.phase == FORWARD) & (order.micro_batch == 0), gather, 1)
-        last_backward = order.micro_batch == final[stage, order.chunk]
-        pieces = np.where((order.phase == BACKWARD) & last_backward, reduce, pieces)
-        seconds = np.stack([work.forward, work.backward])[..., :PARTS].sum(axis=-1)
-        each = seconds[order.phase, stage, order.chunk] / pieces
-        mix = len(KINDS) + np.ravel_multi_index(
-            (order.phase, stage, order.chunk), (2, stages, chunks)
-        )
-
-        def flat(column: IntArray | FloatArray) -> Any:
-            return np.repeat(column.reshape(-1), pieces.reshape(-1))
-
-        numbers = rows.add(
-            flat(each),
-            stage=flat(stage),
-            resource=COMPUTE,
-            kind=KINDS.index("compute"),
-            name=flat(order.phase),
-            micro_batch=flat(order.micro_batch),
-            chunk=flat(order.chunk),
-            phase=flat(order.phase),
-            mix=flat(mix),
-            scope=LAYER_GROUP,
-        )
-        ends = np.cumsum(pieces).reshape(pieces.shape) - 1
-        last = np.empty((2, stages, m, chunks), dtype=np.int64)
-        last[cell] = numbers[0] + ends
-        first = np.empty_like(last)
-        first[cell] = numbers[0] + ends - pieces + 1
-        return cls(
-            order=order,
-            first=first,
-            last=last,
-            gather_pieces=gather,
-            reduce_pieces=reduce,
-            final=final,
-            first_of_stage=numbers[0] + ends[:, 0] - pieces[:, 0] + 1,
-            last_of_stage=numbers[0] + ends[:, -1],
-        )
-
-
-def _pipeline(work: StageWork, passes: _Passes, rows: _Rows) -> None:
+def _pipeline(work: StageWork, passes: Passes, rows: Rows) -> None:
     """What each pass reads: the neighbour's output, or at the turn the stage's own forward."""
     first, last = passes.first, passes.last
     rows.edge(last[FORWARD][-1, :, -1], first[BACKWARD][-1, :, -1])
@@ -252,21 +160,21 @@ def _pipeline(work: StageWork, passes: _Passes, rows: _Rows) -> None:
         rows.edge(sides[1], targets)
 
 
-def _step(work: StageWork, passes: _Passes, rows: _Rows, host: IntArray) -> None:
+def _step(work: StageWork, passes: Passes, rows: Rows, host: IntArray) -> None:
     """Weights before the passes that read them, gradients after, and the update."""
     stages, chunks = work.stages, work.chunks
     every_stage = np.arange(stages)
     dp = {"resource": DP, "kind": KINDS.index("dp"), "scope": REPLICAS}
     if work.overlap_param and work.weights.any():
-        n = passes.gather_pieces
-        reader = passes.first[FORWARD][:, 0, :, None] + np.arange(n)
+        readers = passes.gather_marks
+        n = readers.shape[-1]
         gathers = rows.add(
             np.repeat(work.weights / (chunks * n), chunks * n),
             stage=np.repeat(every_stage, chunks * n),
             name=NAMES.index("gather weights"),
             **dp,
         )
-        rows.edge(gathers, reader.reshape(-1))
+        rows.edge(gathers, readers.reshape(-1))
         rows.edge(host, gathers[:: chunks * n])
     reduced = _gradients(work, passes, rows, dp)
     if work.tied:
@@ -305,25 +213,25 @@ def _step(work: StageWork, passes: _Passes, rows: _Rows, host: IntArray) -> None
         rows.edge(update, gathers)
 
 
-def _gradients(work: StageWork, passes: _Passes, rows: _Rows, dp: dict[str, int]) -> IntArray:
+def _gradients(work: StageWork, passes: Passes, rows: Rows, dp: dict[str, int]) -> IntArray:
     """Reductions as their gradients are ready; the last one of each stage, -1 for none, (S,)."""
     stages, chunks, m = work.stages, work.chunks, work.micro_batches
-    sources, seconds = [], []
+    sources, seconds, blocked = [], [], []
     if work.gradients.any():
-        n = passes.reduce_pieces
+        n = passes.reduce_marks.shape[-1]
         if work.overlap_grad:
-            ends = passes.last[BACKWARD][
-                np.arange(stages)[:, None], passes.final, np.arange(chunks)
-            ]
-            sources.append((ends[..., None] - np.arange(n)).reshape(-1))
+            sources.append(passes.reduce_marks.reshape(-1))
             seconds.append(np.repeat(work.gradients / (chunks * n), chunks * n))
+            blocked.append(np.full(stages * chunks * n, NONE))
         else:
             sources.append(passes.last_of_stage)
             seconds.append(work.gradients)
+            blocked.append(np.full(stages, NONE))
     if work.every_gradients.any() and m > 1:
         batch = np.arange(m)[None, :, None]
         others = batch != passes.final[:, None, :]
         sources.append(passes.last[BACKWARD][others])
+        blocked.append(passes.following[BACKWARD][others])
         seconds.append(np.repeat(work.every_gradients / chunks, chunks * (m - 1)))
     reduced = np.full(stages, NONE)
     if not sources:
@@ -334,8 +242,8 @@ def _gradients(work: StageWork, passes: _Passes, rows: _Rows, dp: dict[str, int]
     made = rows.add(each[ready], stage=stage, name=NAMES.index("reduce gradients"), **dp)
     rows.edge(source[ready], made)
     if not work.overlap_grad:
-        blocking = ~np.isin(source[ready], passes.last_of_stage)
-        rows.edge(made[blocking], source[ready][blocking] + 1)
+        waits = np.concatenate(blocked)[ready]
+        rows.edge(made[waits >= 0], waits[waits >= 0])
     reduced[stage] = made
     return reduced
 
@@ -344,7 +252,8 @@ def _table(
     work: StageWork,
     plan: Plan,
     columns: dict[str, Any],
-    rows: _Rows,
+    rows: Rows,
+    names: Sequence[str],
     *,
     all_ranks: bool,
     noise: float,
@@ -380,7 +289,7 @@ def _table(
         phase=table["phase"],
         sources=np.tile(np.concatenate(rows.sources), copies) + shift,
         targets=np.tile(np.concatenate(rows.targets), copies) + shift,
-        names=NAMES,
+        names=names,
         resources=RESOURCES,
     )
     return Built(
@@ -441,7 +350,3 @@ def _shares(work: StageWork) -> FloatArray:
     mixed = np.zeros((len(exposed), len(TIME_PARTS)))
     mixed[:, [TIME_PARTS.index(part) for part in PASS_PARTS]] = exposed / np.where(total, total, 1)
     return np.concatenate([own, mixed])
-
-
-assert PHASES[FORWARD] == NAMES[FORWARD] == "forward"
-assert PHASES[BACKWARD] == NAMES[BACKWARD] == "backward"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.lower.slots import FloatArray
-from estimator.simulate.build import COMPUTE, Built
+from estimator.simulate.build import Built
 from estimator.simulate.costs import StageWork
 from estimator.simulate.engine import Timing
 from estimator.simulate.orders import BACKWARD, FORWARD
+from estimator.simulate.rows import COMPUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

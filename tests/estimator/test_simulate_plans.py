@@ -13,9 +13,9 @@ from estimator import Plan, Transformer, Workload, estimate
 from estimator.catalog import load_model
 from estimator.estimate import TIME_PARTS
 from estimator.simulate import Simulation, simulate
-from estimator.simulate.build import NAMES
 from estimator.simulate.graph import KINDS
 from estimator.simulate.orders import BACKWARD, FORWARD
+from estimator.simulate.rows import NAMES
 from tests.estimator.problems import CLUSTER, MODEL, STACK, WORKLOAD, plans
 
 TOGETHER = {"overlap_grad": False, "overlap_param": False, "overlap_p2p": False}
