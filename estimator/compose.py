@@ -30,7 +30,7 @@ from estimator.layer import (
 )
 from estimator.lower.keys import Keys, layer_keys, overlaps
 from estimator.lower.memory import PeakMemory, peak_memory_parts, recomputed_layers
-from estimator.lower.slots import FloatArray, IntArray, largest_row
+from estimator.lower.slots import Columns, FloatArray, IntArray, largest_row
 from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
@@ -121,10 +121,8 @@ def composition(
         raise ValueError("cost=amped prices whole plans, not their layers; use analytic")
     keys, key_P, shards, step_P, memory = _memory(model, workload, plans, stack)
     pricer = pricer_of(cost, cluster)
-    layer_ops = lower_layers(model, workload, cluster, keys, stack)
-    layers = layer_seconds(
-        layer_ops, pricer.seconds(layer_ops, workload, cluster, stack), workload, stack, keys
-    )
+    ops = lower_layers(model, workload, cluster, keys, stack)
+    ops_seconds = pricer.seconds(ops, workload, cluster, stack)
     step_ops = lower_step(model, workload, cluster, shards, stack)
     step_OCU = pricer.seconds(step_ops, workload, cluster, stack).reshape(
         len(step_ops.slots), 4, -1
@@ -135,7 +133,9 @@ def composition(
         cluster=cluster,
         stack=stack,
         plans=plans,
-        layers=layers,
+        ops=ops,
+        ops_seconds=ops_seconds,
+        layers=layer_seconds(ops, ops_seconds, workload, stack, keys),
         key_P=key_P,
         shards=shards,
         step={slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)},
@@ -198,6 +198,9 @@ class Composition:
     cluster: Cluster
     stack: Stack
     plans: Plans
+    ops: Columns
+    ops_seconds: FloatArray
+    """Seconds of each slot under each layer key, (O, U)."""
     layers: LayerSeconds
     key_P: IntArray
     shards: Shards

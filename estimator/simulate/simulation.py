@@ -19,13 +19,17 @@ from estimator.simulate.build import Built, build
 from estimator.simulate.contention import run_beside
 from estimator.simulate.costs import StageWork, stage_work
 from estimator.simulate.engine import Timing, critical_path, idle_seconds, naive_seconds
-from estimator.simulate.graph import KINDS, Tasks
+from estimator.simulate.graph import KINDS, PHASES, Tasks
 from estimator.simulate.memory import StageMemory, memory_over_time
-from estimator.simulate.rows import COMPUTE, DP, RESOURCES
+from estimator.simulate.operators import operator_passes
+from estimator.simulate.rows import COMPUTE, DP, NAMES, RESOURCES, SEND
 from estimator.stack import Stack
 from estimator.workload import Workload
 
-BUBBLE, HOST_PART = TIME_PARTS.index("bubble"), TIME_PARTS.index("host")
+BUBBLE, STEP = TIME_PARTS.index("bubble"), PHASES.index("step")
+TRANSFERS = range(SEND, SEND + 4)
+DETAILS = ("stages", "ops")
+"""Tasks of a pass: one, or every operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,6 +92,7 @@ def simulate(
     *,
     stack: Stack,
     cost: str | CostModel = "analytic",
+    detail: str = "stages",
     all_ranks: bool = False,
     noise: float = 0.0,
     seed: int = 0,
@@ -103,6 +108,7 @@ def simulate(
         plan: a legal plan.
         stack: the framework's habits.
         cost: name of a cost model that prices layers, or one itself.
+        detail: ``stages`` makes each pass of a stage one task, ``ops`` each operator.
         all_ranks: every rank of the world rather than one per stage.
         noise: standard deviation of the logarithm of a factor on every computation.
         seed: of that noise.
@@ -117,13 +123,25 @@ def simulate(
     position = composed.shards.classes.position[:, composed.step_P]
     micro_batches = workload.global_batch // (plans.dp * plans.micro_batch)
     work = stage_work(composed, in_flight(plans, position, micro_batches))
-    built = build(work, plan, all_ranks=all_ranks, noise=noise, seed=seed, slow_ranks=slow_ranks)
+    if detail not in DETAILS:
+        raise ValueError(f"detail={detail} must be one of {', '.join(DETAILS)}")
+    templates, names = operator_passes(composed, plan) if detail == "ops" else (None, NAMES)
+    built = build(
+        work,
+        plan,
+        all_ranks=all_ranks,
+        noise=noise,
+        seed=seed,
+        slow_ranks=slow_ranks,
+        templates=templates,
+        names=names,
+    )
     timing = run_beside(
         built.tasks, traffic=DP, compute=COMPUTE, share=work.hiding, slowdown=slowdown
     )
     closed = composed.estimates()[0]
     return Simulation(
-        estimate=_measured(closed, work, built, timing),
+        estimate=_measured(closed, work, built, timing, detail),
         closed_form=closed,
         naive_seconds=naive_seconds(built.tasks),
         work=work,
@@ -133,18 +151,25 @@ def simulate(
     )
 
 
-def _measured(closed: Estimate, work: StageWork, built: Built, timing: Timing) -> Estimate:
+def _measured(
+    closed: Estimate, work: StageWork, built: Built, timing: Timing, detail: str
+) -> Estimate:
     """The closed form's estimate with its time parts replaced by measured ones."""
     rank = _busiest(work, built)
     parts = _parts(built, timing, rank)
     step = float(parts.sum())
     ratio = step / closed.step_seconds
     time = dict(zip(TIME_PARTS, parts.tolist(), strict=True))
-    mine = (built.tasks.rank == rank) & (built.tasks.resource == DP)
-    traffic = float(built.tasks.seconds[mine].sum())
-    inside = closed.time["dp"] + closed.hidden["dp"] - _closed_traffic(work)
     hidden = dict(closed.hidden)
-    hidden["dp"] = max(traffic + inside - time["dp"], 0.0)
+    mine = built.tasks.rank == rank
+    traffic = np.bincount(
+        built.tasks.kind[mine], weights=built.tasks.seconds[mine], minlength=len(KINDS)
+    )
+    # A pass that is one task says as much of what it hides as the closed form does.
+    inside = closed.time["dp"] + closed.hidden["dp"] - _closed_traffic(work)
+    for part in ("dp",) if detail == "stages" else ("tp", "cp", "ep", "pp", "dp"):
+        own = float(traffic[KINDS.index(part)]) + (inside if detail == "stages" else 0.0)
+        hidden[part] = max(own - time[part], 0.0)
     return replace(
         closed,
         time=time,
@@ -188,21 +213,32 @@ def _parts(built: Built, timing: Timing, rank: int) -> FloatArray:
     for begin, until, waker in zip(gap_from, gap_to, wakers.tolist(), strict=True):
         if until > begin:
             awake = waker if until == timing.makespan else int(timing.cause[waker])
-            _explain(parts, built, timing, begin, until, awake)
+            _explain(parts, built, timing, rank, begin, until, awake)
     return parts
 
 
 def _explain(
-    parts: FloatArray, built: Built, timing: Timing, begin: float, until: float, task: int
+    parts: FloatArray,
+    built: Built,
+    timing: Timing,
+    rank: int,
+    begin: float,
+    until: float,
+    task: int,
 ) -> None:
-    """Add an idle interval to the parts, by what the chain that ends in ``task`` did then."""
+    """Add an idle interval to the parts, by what the chain that ends in ``task`` did then.
+
+    Other ranks' passes are bubble; what the step or the fabric does is its own part.
+    """
     kinds = built.tasks.kind
     clock = until
     while clock > begin and task >= 0:
         task = int(timing.late[task])
         since = max(float(timing.start[task]), begin)
         name = KINDS[kinds[task]]
-        part = TIME_PARTS.index(name) if name in ("dp", "optimizer", "host") else BUBBLE
+        own = built.tasks.rank[task] == rank and name != "compute"
+        own = own or built.tasks.phase[task] == STEP or built.tasks.resource[task] in TRANSFERS
+        part = TIME_PARTS.index(name) if own else BUBBLE
         parts[part] += max(clock - since, 0.0)
         clock = min(clock, since)
         task = int(timing.cause[task])

@@ -31,6 +31,9 @@ def simulate(
         str | None,
         typer.Option("--timeline", "-o", help="Write a trace for Perfetto here."),
     ] = None,
+    detail: Annotated[
+        str, typer.Option("--detail", help="stages: a task per pass; ops: a task per operator.")
+    ] = "stages",
     slow_rank: Annotated[
         list[str] | None,
         typer.Option("--slow-rank", help="RANK=FACTOR: this rank computes that much longer."),
@@ -81,6 +84,7 @@ def simulate(
         options.legal_plan(problem, plan),
         stack=problem.stack,
         cost=cost,
+        detail=detail,
         all_ranks=all_ranks,
         noise=noise,
         seed=seed,

@@ -46,6 +46,9 @@ def test_busy_seconds_are_those_of_the_closed_form(plan: Plan) -> None:
     value = run_one(plan)
     step, closed = value.estimate, value.closed_form
     for part in ("compute", "tp", "cp", "ep", "pp", "optimizer", "host"):
+        if part == "pp" and value.work.crossing:
+            assert step.time[part] >= closed.time[part], "the closed form hides all transfers"
+            continue
         assert step.time[part] == pytest.approx(closed.time[part], rel=1e-9, abs=1e-12), part
         if part in step.hidden:
             assert step.hidden[part] == closed.hidden[part]

@@ -64,6 +64,8 @@ def test_a_slow_rank_and_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert noisy == again != even
     everyone = document([*PLAN, "--all-ranks", "--slowdown", "0.1"], capsys)
     assert len(everyone["ranks"]) == 8
+    ops = document([*PLAN, "--detail", "ops"], capsys)
+    assert "tp" in ops["ranks"][0]["idle_seconds"]
 
 
 def test_a_timeline_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +97,7 @@ def test_a_plan_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str
         ([*PLAN, "--noise", "nan"], "noise=nan must be from 0"),
         ([*PLAN, "--seed", "-1"], "seed=-1 must not be negative"),
         ([*PLAN, "--slowdown", "-1"], "slowdown=-1.0 must be from 0"),
+        ([*PLAN, "--detail", "atoms"], "detail=atoms must be one of stages, ops"),
         ([*PLAN, "--cost", "amped"], "cost=amped prices whole plans"),
         ([*PLAN, "-o", "/nowhere/timeline.json"], "cannot write /nowhere/timeline.json"),
         ([*PLAN, "-o", "-", "--json", "-"], "only one of --timeline and --json"),
