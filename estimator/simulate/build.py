@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,11 @@ from estimator.layer import PARTS, PASS_PARTS
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.plan import Plan
 from estimator.simulate.costs import StageWork
-from estimator.simulate.graph import KINDS, NONE, Tasks, build_tasks
+from estimator.simulate.graph import KINDS, NONE, IdArray, Tasks, build_tasks, repeat_tasks
 from estimator.simulate.orders import BACKWARD, FORWARD, schedule_order
 from estimator.simulate.passes import Passes, Templates, add_passes, whole_passes
 from estimator.simulate.rows import (
+    ALONE,
     COMPUTE,
     DP,
     HOST,
@@ -41,9 +41,9 @@ class Built:
     """Tasks of a plan, with what the simulation says of each; columns of shape (T,)."""
 
     tasks: Tasks
-    stage: IntArray
-    chunk: IntArray
-    mix: IntArray
+    stage: IdArray
+    chunk: IdArray
+    mix: IdArray
     """Row of ``shares``."""
     shares: FloatArray
     """What a task's seconds consist of, (M, 9) in the order of ``TIME_PARTS``."""
@@ -93,17 +93,15 @@ def build(
     rows.edge(host, passes.first_of_stage)
     _pipeline(work, passes, rows)
     _step(work, passes, rows, host)
-    columns = {name: rows.column(name) for name in rows.blocks[0]}
     return _table(
         work,
         plan,
-        columns,
         rows,
         names,
         all_ranks=all_ranks,
         noise=noise,
         seed=seed,
-        slow=slow_ranks,
+        slow=slow_ranks or {},
     )
 
 
@@ -251,80 +249,78 @@ def _gradients(work: StageWork, passes: Passes, rows: Rows, dp: dict[str, int]) 
 def _table(
     work: StageWork,
     plan: Plan,
-    columns: dict[str, Any],
     rows: Rows,
     names: Sequence[str],
     *,
     all_ranks: bool,
     noise: float,
     seed: int,
-    slow: Mapping[int, float] | None,
+    slow: Mapping[int, float],
 ) -> Built:
     """The tasks of one rank per stage, or of every rank, with noise and slow ranks."""
-    count, inner = rows.count, plan.tp * plan.cp
-    copies = inner * plan.dp if all_ranks else 1
-    copy = np.repeat(np.arange(copies), count)
-    table = {name: np.tile(column, copies) for name, column in columns.items()}
-    rank = world_rank(plan, table["stage"], copy) if all_ranks else table["stage"]
-    collective = _collectives(plan, table, copy, copies)
-    seconds = table["seconds"]
-    computes = np.isin(table["kind"], [KINDS.index("compute"), KINDS.index("optimizer")])
-    if noise:
-        drawn = np.random.default_rng(seed).normal(-(noise**2) / 2, noise, size=len(seconds))
-        seconds = np.where(computes, seconds * np.exp(drawn), seconds)
-    factor = np.ones(int(rank.max()) + 1)
-    for one, times in (slow or {}).items():
-        place = one if all_ranks else stage_of(plan, one)
-        factor[place] = max(factor[place], times) if factor[place] != 1 else times
-    seconds = np.where(computes, seconds * factor[rank], seconds)
-    shift = np.repeat(np.arange(copies) * count, sum(len(part) for part in rows.sources))
-    tasks = build_tasks(
-        rank=rank,
-        resource=table["resource"],
-        seconds=seconds,
-        kind=table["kind"],
-        collective=collective,
-        name=table["name"],
-        micro_batch=table["micro_batch"],
-        phase=table["phase"],
-        sources=np.tile(np.concatenate(rows.sources), copies) + shift,
-        targets=np.tile(np.concatenate(rows.targets), copies) + shift,
+    copies = plan.tp * plan.cp * plan.dp if all_ranks else 1
+    copy = np.arange(copies)[:, None]
+    stage = rows.column("stage").astype(np.int32)
+    one = build_tasks(
+        rank=stage,
+        **{
+            name: rows.column(name)
+            for name in ("seconds", "resource", "kind", "name", "micro_batch", "phase")
+        },
+        sources=np.concatenate(rows.sources),
+        targets=np.concatenate(rows.targets),
         names=names,
         resources=RESOURCES,
     )
+    rank = (world_rank(plan, stage, copy) if all_ranks else stage[None]).astype(np.int32)
+    factor = np.ones(work.stages * copies)
+    for place, times in slow.items():
+        at = place if all_ranks else stage_of(plan, place)
+        factor[at] = max(factor[at], times) if factor[at] != 1 else times
+    computes = np.isin(one.kind, [KINDS.index("compute"), KINDS.index("optimizer")])
+    seconds = np.where(computes, one.seconds * factor[rank], one.seconds)
+    if noise:
+        drawn = np.random.default_rng(seed).normal(-(noise**2) / 2, noise, size=seconds.shape)
+        seconds = np.where(computes, seconds * np.exp(drawn), seconds)
+    tasks = repeat_tasks(
+        one,
+        rank=rank,
+        seconds=seconds,
+        collective=_collectives(plan, rows.column("scope"), rows.column("pair"), copy),
+    )
     return Built(
         tasks=tasks,
-        stage=table["stage"],
-        chunk=table["chunk"],
-        mix=table["mix"],
+        stage=np.tile(stage, copies),
+        chunk=np.tile(rows.column("chunk").astype(np.int32), copies),
+        mix=np.tile(rows.column("mix").astype(np.int32), copies),
         shares=_shares(work),
         ranks=work.stages * copies,
     )
 
 
-def _collectives(plan: Plan, table: dict[str, Any], copy: IntArray, copies: int) -> IntArray:
-    """A number for each group of tasks that run together, -1 for a task alone."""
-    count = len(copy) // copies
-    task = np.tile(np.arange(count), copies)
-    inner = plan.tp * plan.cp
+def _collectives(plan: Plan, scope: IntArray, pair: IntArray, copy: IntArray) -> IdArray:
+    """A number for each group of tasks that run together, -1 for a task alone; (copies, T)."""
+    copies, inner = len(copy), plan.tp * plan.cp
+    number = np.cumsum(scope != ALONE) - 1
+    paired = scope == PAIR
+    _, number[paired] = np.unique(pair[paired], return_inverse=True)
+    number[paired] += len(scope)
+    number[scope == WORLD] = 2 * len(scope)
     members = {
-        LAYER_GROUP: (task, copy // inner, inner),
-        REPLICAS: (task, copy % plan.tp, plan.dp * plan.cp),
-        PAIR: (table["pair"], copy, 2),
-        WORLD: (np.zeros_like(task), np.zeros_like(copy), 2),
+        LAYER_GROUP: (copy // inner, inner > 1 and copies > 1),
+        REPLICAS: (copy % plan.tp, plan.dp * plan.cp > 1 and copies > 1),
+        PAIR: (copy, True),
+        WORLD: (0 * copy, True),
     }
-    collective = np.full(len(copy), NONE)
-    for scope, (which, group, size) in members.items():
-        inside = (table["scope"] == scope) & (size > 1)
-        if scope in (LAYER_GROUP, REPLICAS) and copies == 1:
-            continue
-        number = (which * copies + group) * 5 + scope
-        collective = np.where(inside, number, collective)
-    _, compact = np.unique(collective, return_inverse=True)
-    return np.where(collective >= 0, compact, NONE)
+    collective = np.full((copies, len(scope)), NONE, dtype=np.int32)
+    for one, (group, several) in members.items():
+        if several:
+            where = np.flatnonzero(scope == one)
+            collective[:, where] = number[where] * copies + group
+    return collective
 
 
-def world_rank(plan: Plan, stage: IntArray, copy: IntArray) -> IntArray:
+def world_rank(plan: Plan, stage: IdArray, copy: IntArray) -> IntArray:
     """Rank in the world of a stage of the ``copy``-th pipeline (tp innermost, then cp, then dp)."""
     inner = plan.tp * plan.cp
     if plan.order == "tp-cp-ep-pp-dp":

@@ -20,7 +20,7 @@ from estimator.lower.slots import FloatArray, IntArray
 from estimator.simulate.graph import NONE, IdArray, Tasks, next_on_resource
 
 COMPILE_FROM = 200_000
-"""Tasks from which loading the compiler pays, where it is installed."""
+"""Tasks from which loading the compiler pays, where it is installed; once loaded it always runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +58,8 @@ def run(tasks: Tasks, *, compiled: bool | None = None) -> Timing:
     waiting += np.bincount(following[following >= 0], minlength=count)
     collective, first, peer, missing = _members(tasks)
     if compiled is None:
-        compiled = count >= COMPILE_FROM and _numba() is not None
+        loaded = _numba.cache_info().currsize > 0
+        compiled = (loaded or count >= COMPILE_FROM) and _numba() is not None
     start, end = np.zeros(count), np.full(count, -1.0)
     cause, late = np.full(count, NONE, dtype=np.int32), np.arange(count, dtype=np.int32)
     columns: list[Any] = [
@@ -105,7 +106,11 @@ def _members(tasks: Tasks) -> tuple[IdArray, IdArray, IdArray, IdArray]:
     if not len(inside):
         none = np.zeros(0, dtype=np.int32)
         return numbered, none, peer, none
-    _, number = np.unique(tasks.collective[inside], return_inverse=True)
+    number = tasks.collective[inside].astype(np.int64)
+    if int(number.max()) < 8 * count:
+        number = (np.cumsum(np.bincount(number) > 0) - 1)[number]
+    else:
+        _, number = np.unique(number, return_inverse=True)
     numbered[inside] = number
     order = np.argsort(number, kind="stable")
     sizes = np.bincount(number)

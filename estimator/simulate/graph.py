@@ -119,6 +119,27 @@ def build_tasks(
     )
 
 
+def repeat_tasks(one: Tasks, *, rank: IdArray, seconds: FloatArray, collective: IdArray) -> Tasks:
+    """Copies of a table, each with its own ranks, seconds and collectives, (copies, T) each."""
+    copies, count, edges = len(rank), len(one), len(one.targets)
+    copy = np.arange(copies)[:, None]
+    starts = (one.offsets[None, :-1] + copy * edges).reshape(-1)
+    return Tasks(
+        rank=rank.reshape(-1),
+        resource=np.tile(one.resource, copies),
+        seconds=seconds.reshape(-1),
+        kind=np.tile(one.kind, copies),
+        collective=collective.reshape(-1),
+        name=np.tile(one.name, copies),
+        micro_batch=np.tile(one.micro_batch, copies),
+        phase=np.tile(one.phase, copies),
+        offsets=np.append(starts, copies * edges),
+        targets=(one.targets + (copy * count).astype(np.int32)).reshape(-1),
+        names=one.names,
+        resources=one.resources,
+    )
+
+
 def next_on_resource(tasks: Tasks) -> IdArray:
     """The task that follows each one on its rank's resource, -1 after the last; shape (T,)."""
     following = np.full(len(tasks), NONE, dtype=np.int32)
