@@ -8,7 +8,7 @@ import numpy as np
 
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.simulate.engine import Timing, run
-from estimator.simulate.graph import Tasks
+from estimator.simulate.graph import IdArray, Tasks
 
 ROUNDS = 24
 """Sweeps until what hides and what it hides behind agree; two suffice where neither waits."""
@@ -46,16 +46,19 @@ def run_beside(
     if not len(moved) or (share >= 1 and slowdown <= 0):
         return timing
     working = np.flatnonzero((tasks.resource == compute) & (tasks.seconds > 0))
-    sources, targets = tasks.edges()
-    seconds = tasks.seconds
-    for _ in range(ROUNDS):
-        changed = seconds.copy()
+    sides = [
+        _Side(tasks, mine, others, rate)
         for mine, others, rate in (
             (moved, working, max(share, SLOWEST)),
             (working, moved, 1 / (1 + slowdown)),
-        ):
-            if rate < 1:
-                changed[mine] = _stretched(tasks, timing, sources, targets, mine, others, rate)
+        )
+        if rate < 1
+    ]
+    seconds = tasks.seconds
+    for _ in range(ROUNDS):
+        changed = seconds.copy()
+        for side in sides:
+            changed[side.mine] = side.stretched(timing)
         if np.abs(changed - seconds).max() <= AGREED * timing.makespan:
             break
         seconds = changed
@@ -63,34 +66,49 @@ def run_beside(
     return timing
 
 
-def _stretched(
-    tasks: Tasks,
-    timing: Timing,
-    sources: IntArray,
-    targets: IntArray,
-    mine: IntArray,
-    others: IntArray,
-    rate: float,
-) -> FloatArray:
-    """Seconds of tasks that run at ``rate`` while others of their rank do, in order of ``mine``."""
-    inside = np.isin(targets, mine)
-    ready = np.zeros(len(tasks))
-    np.maximum.at(ready, targets[inside], timing.end[sources[inside]])
-    stretched = tasks.seconds[mine].copy()
-    for rank in np.unique(tasks.rank[mine]):
-        at = np.flatnonzero(tasks.rank[mine] == rank)
-        beside = others[tasks.rank[others] == rank]
-        edges, work = _progress(timing.start[beside], timing.end[beside], rate)
-        clock = 0.0
-        for i, task in zip(at.tolist(), mine[at].tolist(), strict=True):
-            begin = max(clock, float(ready[task]))
-            done = float(np.interp(begin, edges, work)) + float(tasks.seconds[task])
-            if done <= work[-1]:
-                clock = float(np.interp(done, work, edges))
-            else:
-                clock = max(begin, float(edges[-1])) + done - float(work[-1])
-            stretched[i] = clock - begin
-    return stretched
+class _Side:
+    """Tasks that run at a rate while others of their rank do, with what they wait for."""
+
+    def __init__(self, tasks: Tasks, mine: IntArray, others: IntArray, rate: float) -> None:
+        self.base, self.mine, self.rate = tasks.seconds, mine, rate
+        number = np.full(len(tasks), -1, dtype=np.int64)
+        number[mine] = np.arange(len(mine))
+        into = np.flatnonzero(number[tasks.targets] >= 0)
+        self.waiting = number[tasks.targets[into]]
+        self.before = np.searchsorted(tasks.offsets, into, side="right") - 1
+        self.groups = [
+            (at, others[beside])
+            for at, beside in zip(
+                _by_rank(tasks.rank[mine], tasks), _by_rank(tasks.rank[others], tasks), strict=True
+            )
+            if len(at)
+        ]
+
+    def stretched(self, timing: Timing) -> FloatArray:
+        """Seconds of ``mine``, rank by rank in the order of the table."""
+        ready = np.zeros(len(self.mine))
+        np.maximum.at(ready, self.waiting, timing.end[self.before])
+        stretched = self.base[self.mine]
+        for at, beside in self.groups:
+            edges, work = _progress(timing.start[beside], timing.end[beside], self.rate)
+            clock = 0.0
+            begins, base = ready[at].tolist(), stretched[at].tolist()
+            for i, (begin, seconds) in enumerate(zip(begins, base, strict=True)):
+                begin = max(clock, begin)
+                done = float(np.interp(begin, edges, work)) + seconds
+                if done <= work[-1]:
+                    clock = float(np.interp(done, work, edges))
+                else:
+                    clock = max(begin, float(edges[-1])) + done - float(work[-1])
+                base[i] = clock - begin
+            stretched[at] = base
+        return stretched
+
+
+def _by_rank(ranks: IdArray, tasks: Tasks) -> list[IntArray]:
+    """Places of each rank's entries, in order."""
+    counts = np.bincount(ranks, minlength=int(tasks.rank.max()) + 1)
+    return np.split(np.argsort(ranks, kind="stable"), np.cumsum(counts)[:-1])
 
 
 def _progress(start: FloatArray, end: FloatArray, rate: float) -> tuple[FloatArray, FloatArray]:
