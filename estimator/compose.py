@@ -35,7 +35,7 @@ from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
 from estimator.plan import CHOICES, Plan, Plans
-from estimator.schedule import pipeline_seconds
+from estimator.schedule import ZB_H1, pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -217,7 +217,8 @@ class Composition:
         layers = self.shards.classes.layers[:, self.step_P]
         again = recomputed_layers(plans, layers)
         forward, backward = self.stage_seconds(count, layers, again)
-        pipeline = pipeline_seconds(forward, backward, count, plans, m)
+        weight = self.weight_seconds() if (plans.schedule >= ZB_H1).any() else None
+        pipeline = pipeline_seconds(forward, backward, count, plans, m, weight)
         critical = largest_row(forward + backward)
         row = np.arange(len(plans))
         on_stage, hidden, phases = self._critical_parts(
@@ -320,6 +321,27 @@ class Composition:
         exists = count > 0
         train = self.workload.mode == "train"
         return forward * exists, backward * exists * train
+
+    def weight_seconds(self) -> FloatArray:
+        """Of a stage's backward, the GEMMs that only its own weights wait for, (4, P)."""
+
+        def each(place: str, layer: int) -> FloatArray:
+            rows = [
+                i
+                for i, slot in enumerate(self.ops.slots)
+                if (slot.place, slot.layer, slot.phase) == (place, layer, "backward_weight")
+                and slot.kind == "gemm"
+            ]
+            summed: FloatArray = self.ops_seconds[rows].sum(axis=0)[self.key_P]
+            return summed
+
+        weight = sum(self.of_kind(n) * each("layer", n) for n in range(len(self.layers.layers)))
+        weight = weight + np.zeros((4, len(self.plans)))
+        head = (1 + self.model.mtp_layers) * each("head", 0)
+        weight[0] += np.where(self.plans.pp == 1, head, 0.0)
+        weight[3] += np.where(self.plans.pp == 1, 0.0, head)
+        exists = self.shards.classes.count[:, self.step_P] > 0
+        return weight * exists * (self.workload.mode == "train")
 
     def of_kind(self, n: int) -> FloatArray:
         """Layers of a kind on a stage of each class, (4, P)."""

@@ -21,7 +21,7 @@ from estimator.lower.step import ON_DEVICE, Shards, state_bytes
 from estimator.lower.transformer import vocab_rows
 from estimator.model import LayerKind, Transformer
 from estimator.plan import UNSET, Plans
-from estimator.schedule import GPIPE, micro_batch_group
+from estimator.schedule import GPIPE, ZB_H1, ZB_H2, micro_batch_group
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -129,11 +129,14 @@ def in_flight(plans: Plans, position_CP: IntArray, micro_batches: IntArray) -> F
 
     1F1B holds as many as stages follow, itself included; interleaved stages hold the chunks that
     run ahead of their first backward (Narayanan et al., arXiv 2104.04473, section 2.2); GPipe
-    holds all.
+    holds all. Zero-bubble schedules hold what late weight gradients read: on every stage as many
+    as 1F1B on the first, or twice that less one (Qi et al., arXiv 2401.10241, section 2).
     """
     following = plans.pp - position_CP
     held = np.minimum(following, micro_batches).astype(float)
     held = np.where(plans.schedule == GPIPE, micro_batches, held)
+    held = np.where(plans.schedule == ZB_H1, np.minimum(plans.pp, micro_batches), held)
+    held = np.where(plans.schedule == ZB_H2, np.minimum(2 * plans.pp - 1, micro_batches), held)
     rows = np.flatnonzero(plans.interleave > 1)
     if len(rows):
         v, m = plans.interleave[rows], micro_batches[rows]

@@ -92,7 +92,7 @@ def build(
     passes = add_passes(work, order, templates or whole_passes(work), rows)
     rows.edge(host, passes.first_of_stage)
     _pipeline(work, passes, rows)
-    _step(work, passes, rows, host)
+    _step(work, passes, rows, host, together=plan.schedule != "zb-h2")
     return _table(
         work,
         plan,
@@ -158,8 +158,11 @@ def _pipeline(work: StageWork, passes: Passes, rows: Rows) -> None:
         rows.edge(sides[1], targets)
 
 
-def _step(work: StageWork, passes: Passes, rows: Rows, host: IntArray) -> None:
-    """Weights before the passes that read them, gradients after, and the update."""
+def _step(work: StageWork, passes: Passes, rows: Rows, host: IntArray, *, together: bool) -> None:
+    """Weights before the passes that read them, gradients after, and the update.
+
+    ``together`` makes updates wait for the norm of all gradients; ZB-H2 validates it later.
+    """
     stages, chunks = work.stages, work.chunks
     every_stage = np.arange(stages)
     dp = {"resource": DP, "kind": KINDS.index("dp"), "scope": REPLICAS}
@@ -193,7 +196,7 @@ def _step(work: StageWork, passes: Passes, rows: Rows, host: IntArray) -> None:
         resource=COMPUTE,
         kind=KINDS.index("dp"),
         name=NAMES.index("gradient norm"),
-        scope=WORLD,
+        scope=WORLD if together else ALONE,
     )
     waits = reduced >= 0
     rows.edge(reduced[waits], norm[waits])
@@ -228,8 +231,8 @@ def _gradients(work: StageWork, passes: Passes, rows: Rows, dp: dict[str, int]) 
     if work.every_gradients.any() and m > 1:
         batch = np.arange(m)[None, :, None]
         others = batch != passes.final[:, None, :]
-        sources.append(passes.last[BACKWARD][others])
-        blocked.append(passes.following[BACKWARD][others])
+        sources.append(passes.last[passes.gradients_in][others])
+        blocked.append(passes.following[passes.gradients_in][others])
         seconds.append(np.repeat(work.every_gradients / chunks, chunks * (m - 1)))
     reduced = np.full(stages, NONE)
     if not sources:
@@ -337,11 +340,11 @@ def stage_of(plan: Plan, rank: int) -> int:
 
 
 def _shares(work: StageWork) -> FloatArray:
-    """Rows: one per kind of task, then forwards and backwards by stage and chunk."""
+    """Rows: one per kind of task, then passes by phase, stage and chunk."""
     own = np.zeros((len(KINDS), len(TIME_PARTS)))
     for row, kind in enumerate(KINDS):
         own[row, TIME_PARTS.index(kind)] = 1.0
-    exposed = np.stack([work.forward, work.backward])[..., :PARTS].reshape(-1, PARTS)
+    exposed = work.passes[..., :PARTS].reshape(-1, PARTS)
     total = exposed.sum(axis=1, keepdims=True)
     mixed = np.zeros((len(exposed), len(TIME_PARTS)))
     mixed[:, [TIME_PARTS.index(part) for part in PASS_PARTS]] = exposed / np.where(total, total, 1)

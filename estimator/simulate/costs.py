@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.compose import FULL, Composition
-from estimator.layer import PARTS, PP, Pass
+from estimator.layer import COMPUTE, PARTS, PP, Pass
 from estimator.lower.keys import overlaps
 from estimator.lower.memory import recomputed_layers
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.plan import Plan
+from estimator.simulate.orders import LAGS
 
 MOST_BUCKETS = 64
 """Buckets of gradients where the stack says that none of their traffic must stay exposed."""
@@ -27,6 +28,8 @@ class StageWork:
     forward: FloatArray
     """One micro-batch through one chunk, (S, V, 2 K): exposed, then hidden seconds by part."""
     backward: FloatArray
+    weight: FloatArray
+    """Of that, what a zero-bubble schedule puts off (zero under others)."""
     gradients: FloatArray
     """Reduced at the end of a step, (S,)."""
     every_gradients: FloatArray
@@ -62,6 +65,11 @@ class StageWork:
         return len(self.forward)
 
     @property
+    def passes(self) -> FloatArray:
+        """Forward, backward and what is put off of it, (3, S, V, 2 K)."""
+        return np.stack([self.forward, self.backward - self.weight, self.weight])
+
+    @property
     def chunks(self) -> int:
         """Model chunks of each."""
         return int(self.forward.shape[1])
@@ -84,6 +92,7 @@ def stage_work(composed: Composition, held: FloatArray) -> StageWork:
     return StageWork(
         forward=forward * scale,
         backward=backward * scale * train,
+        weight=_put_off(composed, plan, stage) * scale,
         gradients=traffic["gradients"] * train,
         every_gradients=traffic["every gradients"] * train,
         weights=traffic["weights"] * train,
@@ -131,6 +140,14 @@ def _passes(composed: Composition, plan: Plan, stage: IntArray) -> tuple[FloatAr
     forward[-1, -1] += heads * _row(costs.head_forward, key)
     backward[-1, -1] += heads * _row(costs.head_backward, key)
     return forward, backward
+
+
+def _put_off(composed: Composition, plan: Plan, stage: IntArray) -> FloatArray:
+    """Seconds of a micro-batch's weight gradients under a zero-bubble schedule, (S, 1, 2 K)."""
+    weight = np.zeros((len(stage), plan.interleave, 2 * PARTS))
+    if plan.schedule in LAGS and plan.pp > 1:
+        weight[:, 0, COMPUTE] = composed.weight_seconds()[stage, 0]
+    return weight
 
 
 def _row(one: Pass, key: int | tuple[int, int]) -> FloatArray:

@@ -10,7 +10,7 @@ from estimator.lower.slots import FloatArray
 from estimator.simulate.build import Built
 from estimator.simulate.costs import StageWork
 from estimator.simulate.engine import Timing
-from estimator.simulate.orders import BACKWARD, FORWARD
+from estimator.simulate.orders import BACKWARD, FORWARD, WEIGHT
 from estimator.simulate.rows import COMPUTE
 
 
@@ -45,11 +45,13 @@ def _stage(work: StageWork, built: Built, timing: Timing, stage: int, rank: int)
     tasks = built.tasks
     mine = np.flatnonzero((tasks.rank == rank) & (tasks.resource == COMPUTE))
     forward, backward = mine[tasks.phase[mine] == FORWARD], mine[tasks.phase[mine] == BACKWARD]
+    # What late weight gradients read is released with them.
+    ending = WEIGHT if (tasks.phase[mine] == WEIGHT).any() else BACKWARD
     # Of a pass in pieces, the first allocates and the last releases.
     place = tasks.micro_batch[mine].astype(np.int64) * work.chunks + built.chunk[mine]
     begins = forward[np.unique(place[tasks.phase[mine] == FORWARD], return_index=True)[1]]
-    reverse = backward[::-1]
-    ends = reverse[np.unique(place[tasks.phase[mine] == BACKWARD][::-1], return_index=True)[1]]
+    reverse = mine[tasks.phase[mine] == ending][::-1]
+    ends = reverse[np.unique(place[tasks.phase[mine] == ending][::-1], return_index=True)[1]]
     share = float(work.kept[stage]) / work.chunks
     passing = float(work.passing[stage])
     moments = np.concatenate(

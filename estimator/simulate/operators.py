@@ -18,7 +18,7 @@ from estimator.lower.memory import recomputed_layers
 from estimator.lower.slots import Slot
 from estimator.plan import CHOICES, Plan
 from estimator.simulate.graph import KINDS
-from estimator.simulate.orders import BACKWARD, FORWARD
+from estimator.simulate.orders import BACKWARD, FORWARD, LAGS, WEIGHT
 from estimator.simulate.passes import Template, Templates
 from estimator.simulate.rows import (
     ALONE,
@@ -105,6 +105,7 @@ def operator_passes(composed: Composition, plan: Plan) -> tuple[Templates, tuple
         plan=plan,
         priced=priced,
         launch=(len(names) - 2, len(names) - 1),
+        puts_off=plan.schedule in LAGS and plan.pp > 1,
         boundary=float(composed.layers.boundary.exposed[key, PP]) * scale if plan.pp > 1 else 0.0,
         hidden_tp=composed.stack.hidden_tp if _overlaps_tp(composed) else 0.0,
     )
@@ -134,6 +135,8 @@ class _Maker:
     priced: list[Priced]
     launch: tuple[int, int]
     """Names of a layer's launches, forward and backward."""
+    puts_off: bool
+    """Whether weights' gradients are passes of their own."""
     boundary: float
     """Seconds that compute waits for a transfer between stages."""
     hidden_tp: float
@@ -150,6 +153,8 @@ class _Maker:
         """One pass of one chunk."""
         writer = _Writer()
         forward = phase == FORWARD
+        if phase == WEIGHT:
+            return self._put_off(stage_class, ends, buckets)
         first, last = ends
         heads = 1 + self.composed.model.mtp_layers
         layers: list[tuple[int, str, float]] = []
@@ -162,7 +167,7 @@ class _Maker:
             self._edge(writer, "head", forward, float(heads))
         for kind, again, weight in layers if forward else layers[::-1]:
             self._layer(writer, kind, again, forward, weight)
-        if first and not forward:
+        if first and phase == BACKWARD:
             self._edge(writer, "embedding", forward, 1.0)
         if last and forward:
             self._edge(writer, "head", forward, float(heads))
@@ -173,6 +178,23 @@ class _Maker:
             )
             writer.chain = [number]
         return _finished(writer, forward, buckets)
+
+    def _put_off(self, stage_class: int, ends: tuple[bool, bool], buckets: int) -> Template:
+        """The weights' gradients of a zero-bubble schedule, last layer first."""
+        writer = _Writer()
+        heads = 1.0 + self.composed.model.mtp_layers
+        groups = [("head", 0, heads)] if ends[1] else []
+        for kind, _, count in self._layers(stage_class)[::-1]:
+            whole = math.ceil(count - 1e-9)
+            groups += [("layer", kind, count / whole)] * whole
+        for place, kind, weight in groups:
+            writer.layer_starts.append(len(writer.template.seconds))
+            for one in self.priced:
+                slot = one.slot
+                here = (slot.place, slot.layer, slot.phase) == (place, kind, "backward_weight")
+                if here and slot.kind == "gemm" and one.seconds:
+                    writer.main(one.seconds * weight, "compute", one.name)
+        return _finished(writer, False, buckets)
 
     def _layers(self, stage_class: int) -> list[tuple[int, str, float]]:
         """Kind, recompute and number of the layers of a chunk; numbers need not be whole."""
@@ -319,7 +341,7 @@ class _Maker:
                 for one in beside
                 if one.slot.phase == "backward_input"
             ]
-            for one, after in loose:
+            for one, after in [] if self.puts_off else loose:
                 writer.add(one.seconds * weight, "compute", one.name, after)
             loose = []
             writer.chain = reduced or writer.chain

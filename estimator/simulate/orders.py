@@ -12,8 +12,12 @@ import numpy as np
 from estimator.lower.slots import IntArray
 from estimator.schedule import micro_batch_group
 
-FORWARD, BACKWARD = 0, 1
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 """Indices of ``graph.PHASES``."""
+
+
+LAGS = {"zb-h1": 1, "zb-h2": 2}
+"""Micro-batches by which each stage puts its weights' gradients off, per stage before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +35,12 @@ def schedule_order(schedule: str, stages: int, chunks: int, micro_batches: int) 
     ``gpipe`` runs all forwards, then all backwards (arXiv 1811.06965). ``1f1b`` runs as many
     forwards ahead as stages follow, then one backward and one forward in turn (arXiv 2006.09503);
     with several chunks, groups of micro-batches go through chunk after chunk (arXiv 2104.04473).
+    ``zb-h1`` and ``zb-h2`` cut the weights' gradients off backwards and put them off by one or two
+    micro-batches per stage passed; H2 also runs about twice as many forwards ahead (arXiv
+    2401.10241).
     """
+    if schedule in LAGS:
+        return _zero_bubble(LAGS[schedule], stages, micro_batches)
     forward, backward = _units(stages, chunks, micro_batches, schedule)
     units = chunks * micro_batches
     following = stages - 1 - np.arange(stages)
@@ -61,6 +70,29 @@ def schedule_order(schedule: str, stages: int, chunks: int, micro_batches: int) 
         for column, values in ((order.micro_batch, batch), (order.chunk, chunk)):
             np.put_along_axis(column, place, np.broadcast_to(values, place.shape), axis=1)
     return order
+
+
+def _zero_bubble(lag: int, stages: int, micro_batches: int) -> Order:
+    """Forwards ahead, then a backward, a weight gradient that is due, and a forward in turn."""
+    batch = np.arange(micro_batches)
+    rows = []
+    for stage in range(stages):
+        ahead = lag * (stages - 1 - stage) + 1
+        # Moments of backwards are 3, 6, 9...; what else runs lies between them.
+        moments = (
+            np.where(batch < ahead, (batch - ahead) / (ahead + 1), 3 * (batch - ahead) + 2),
+            3 * batch + 0,
+            np.where(
+                batch + lag * stage < micro_batches,
+                3 * (batch + lag * stage) + 1,
+                3 * micro_batches + batch,
+            ),
+        )
+        phase = np.repeat([FORWARD, BACKWARD, WEIGHT], micro_batches)
+        by_time = np.argsort(np.concatenate(moments), kind="stable")
+        rows.append((phase[by_time], np.tile(batch, 3)[by_time]))
+    phases, batches = (np.stack(side) for side in zip(*rows, strict=True))
+    return Order(phase=phases, micro_batch=batches, chunk=np.zeros_like(phases))
 
 
 def _pair(stages: int, micro_batches: int) -> tuple[IntArray, IntArray]:

@@ -15,7 +15,7 @@ from estimator.layer import PARTS
 from estimator.lower.slots import IntArray
 from estimator.simulate.costs import StageWork
 from estimator.simulate.graph import KINDS
-from estimator.simulate.orders import BACKWARD, FORWARD, Order
+from estimator.simulate.orders import FORWARD, Order
 from estimator.simulate.rows import COMPUTE, LAYER_GROUP, Rows
 
 HELD_LAUNCHES = 32
@@ -53,7 +53,7 @@ _COLUMNS = ("seconds", "resource", "kind", "name", "mix", "scope")
 
 def whole_passes(work: StageWork) -> Templates:
     """A pass as one task, or as equal pieces where buckets are due within it."""
-    seconds = np.stack([work.forward, work.backward])[..., :PARTS].sum(axis=-1)
+    seconds = work.passes[..., :PARTS].sum(axis=-1)
 
     def template(phase: int, stage: int, chunk: int, buckets: int) -> Template:
         mix = len(KINDS) + int(np.ravel_multi_index((phase, stage, chunk), seconds.shape))
@@ -76,14 +76,16 @@ class Passes:
     """Numbers of the tasks that run forwards and backwards."""
 
     first: IntArray
-    """First task of a pass, by phase, stage, micro-batch and chunk; (2, S, m, V)."""
+    """First task of a pass, by phase, stage, micro-batch and chunk; (phases, S, m, V)."""
     last: IntArray
     following: IntArray
-    """First task of the pass that its stage runs next, -1 after the last; (2, S, m, V)."""
+    """First task of the pass that its stage runs next, -1 after the last; (phases, S, m, V)."""
     gather_marks: IntArray
     """Tasks of the first forward of each chunk that wait for a bucket of weights; (S, V, n)."""
     reduce_marks: IntArray
     """Tasks of the last backward of each chunk that send one of gradients off; (S, V, n)."""
+    gradients_in: int
+    """The phase that ends with a micro-batch's gradients."""
     final: IntArray
     """Micro-batch whose backward is the last of a chunk, (S, V)."""
     first_of_stage: IntArray
@@ -99,22 +101,25 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     shape = order.phase.shape
     stage = np.broadcast_to(np.arange(stages)[:, None], shape)
     cell = (order.phase, stage, order.micro_batch, order.chunk)
-    place = np.empty((2, stages, m, chunks), dtype=np.int64)
+    phases = int(order.phase.max()) + 1
+    ending = phases - 1
+    place = np.zeros((phases, stages, m, chunks), dtype=np.int64)
     place[cell] = np.broadcast_to(np.arange(shape[1]), shape)
-    final = place[BACKWARD].argmax(axis=1)
-    forward = order.phase == FORWARD
+    final = place[ending].argmax(axis=1)
     split = np.where(
-        forward, order.micro_batch == 0, order.micro_batch == final[stage, order.chunk]
+        order.phase == FORWARD,
+        order.micro_batch == 0,
+        (order.phase == ending) & (order.micro_batch == final[stage, order.chunk]),
     )
     made = [
         templates(phase, s, c, buckets)
-        for phase, most in ((FORWARD, gather), (BACKWARD, reduce))
+        for phase, most in enumerate((gather, *[1] * (phases - 2), reduce))
         for s in range(stages)
         for c in range(chunks)
         for buckets in (1, most)
     ]
     which = np.ravel_multi_index(
-        (order.phase, stage, order.chunk, split.astype(np.int64)), (2, stages, chunks, 2)
+        (order.phase, stage, order.chunk, split.astype(np.int64)), (phases, stages, chunks, 2)
     ).reshape(-1)
     base = _lay_out(made, which, cell, rows)
     first = _by_cell(base + _each(made, which, lambda t: t.first), cell, place.shape)
@@ -130,8 +135,8 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
         last=last,
         following=following,
         gather_marks=based[FORWARD][:, 0, :, None] + _marks(made, FORWARD, stages, chunks),
-        reduce_marks=based[BACKWARD][s, final, c][..., None]
-        + _marks(made, BACKWARD, stages, chunks),
+        reduce_marks=based[ending][s, final, c][..., None] + _marks(made, ending, stages, chunks),
+        gradients_in=ending,
         final=final,
         first_of_stage=in_order[:, 0],
         last_of_stage=last[cell][:, -1],
@@ -150,8 +155,8 @@ def _each(made: list[Template], which: IntArray, value: Callable[[Template], int
 
 def _marks(made: list[Template], phase: int, stages: int, chunks: int) -> IntArray:
     """Marks of the split template of each stage and chunk, (S, V, n)."""
-    half = made[phase * len(made) // 2 :][: len(made) // 2]
-    return np.array([t.marks for t in half[1::2]]).reshape(stages, chunks, -1)
+    mine = made[phase * 2 * stages * chunks :][1 : 2 * stages * chunks : 2]
+    return np.array([t.marks for t in mine]).reshape(stages, chunks, -1)
 
 
 def _lay_out(made: list[Template], which: IntArray, cell: Any, rows: Rows) -> IntArray:

@@ -155,8 +155,11 @@ def _measured(
     closed: Estimate, work: StageWork, built: Built, timing: Timing, detail: str
 ) -> Estimate:
     """The closed form's estimate with its time parts replaced by measured ones."""
-    rank = _busiest(work, built)
-    parts = _parts(built, timing, rank)
+    rank = _busiest(built)
+    if closed.plan.schedule == "zb-h2":
+        parts = _parts_of_a_period(work, built, timing, rank)
+    else:
+        parts = _parts(built, timing, rank, 0.0, timing.makespan)
     step = float(parts.sum())
     ratio = step / closed.step_seconds
     time = dict(zip(TIME_PARTS, parts.tolist(), strict=True))
@@ -188,10 +191,28 @@ def _closed_traffic(work: StageWork) -> float:
     return float((work.gradients + work.weights).max()) + others
 
 
-def _busiest(work: StageWork, built: Built) -> int:
+def _parts_of_a_period(work: StageWork, built: Built, timing: Timing, rank: int) -> FloatArray:
+    """Seconds of each time part on one rank where updates wait for no other rank, (9,).
+
+    Each rank's next step then follows its last one, so that the period of steps is the longest
+    time that a rank takes from its first pass to its last task. What the rank itself does not need
+    of that is bubble.
+    """
+    tasks = built.tasks
+    first, last = np.full(built.ranks, np.inf), np.zeros(built.ranks)
+    passes = tasks.phase < STEP
+    np.minimum.at(first, tasks.rank[passes], timing.start[passes])
+    np.maximum.at(last, tasks.rank, timing.end)
+    parts = _parts(built, timing, rank, float(first[rank]), float(last[rank]))
+    parts[BUBBLE] += float((last - first).max() - (last - first)[rank])
+    parts[TIME_PARTS.index("host")] += work.host
+    return parts
+
+
+def _busiest(built: Built) -> int:
     """The rank with the most seconds of passes; the first of equal ones."""
     tasks = built.tasks
-    passes = tasks.phase < 2
+    passes = tasks.phase < STEP
     busy = np.bincount(
         tasks.rank[passes & (tasks.resource == COMPUTE)],
         weights=tasks.seconds[passes & (tasks.resource == COMPUTE)],
@@ -200,20 +221,20 @@ def _busiest(work: StageWork, built: Built) -> int:
     return int(np.flatnonzero(busy >= busy.max() * (1 - 1e-12))[0])
 
 
-def _parts(built: Built, timing: Timing, rank: int) -> FloatArray:
-    """Seconds of each time part on one rank, (9,); they add up to the makespan."""
+def _parts(built: Built, timing: Timing, rank: int, begin: float, end: float) -> FloatArray:
+    """Seconds of each time part on one rank, (9,); they add up to what lies between the moments."""
     tasks = built.tasks
     mine = np.flatnonzero((tasks.rank == rank) & (tasks.resource == COMPUTE))
     own = timing.end[mine] - tasks.seconds[mine]
     parts: FloatArray = tasks.seconds[mine] @ built.shares[built.mix[mine]]
     # A gap ends when a task starts; what it waits for is the chain of causes back to its begin.
-    gap_from = np.concatenate([[0.0], timing.end[mine]])
-    gap_to = np.concatenate([own, [timing.makespan]])
-    wakers = np.concatenate([timing.late[mine], [int(timing.end.argmax())]])
-    for begin, until, waker in zip(gap_from, gap_to, wakers.tolist(), strict=True):
-        if until > begin:
-            awake = waker if until == timing.makespan else int(timing.cause[waker])
-            _explain(parts, built, timing, rank, begin, until, awake)
+    gap_from = np.concatenate([[begin], timing.end[mine]])
+    gap_to = np.concatenate([own, [end]])
+    final = np.flatnonzero(timing.end == end)[0]
+    wakers = [*timing.cause[timing.late[mine]].tolist(), int(final)]
+    for since, until, waker in zip(gap_from, gap_to, wakers, strict=True):
+        if until > since:
+            _explain(parts, built, timing, rank, since, until, waker)
     return parts
 
 

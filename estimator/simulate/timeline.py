@@ -18,6 +18,7 @@ from estimator.simulate.simulation import Simulation
 
 MICRO = 1e6
 IDLE, UPDATE = ".", "U"
+LETTERS = {"forward": "0123456789", "backward": "abcdefghij", "weight": "ABCDEFGHIJ"}
 INSIDE = 1e-3
 """How far inside its slice an arrow begins, as a share of the slice."""
 
@@ -181,6 +182,8 @@ def _memory(simulation: Simulation) -> Iterator[Counter]:
 def picture(simulation: Simulation, width: int = 100, most: int = 32) -> list[str]:
     """One line per rank: forwards as digits, backwards as letters (by micro-batch), idle as dots.
 
+    Weight gradients that were put off are capitals.
+
     The optimizer is ``U``. Of many ranks the first ``most`` are drawn.
     """
     tasks, timing = simulation.tasks, simulation.timing
@@ -201,4 +204,4 @@ def _letter(simulation: Simulation, task: int) -> str:
     phase, batch = PHASES[tasks.phase[task]], int(tasks.micro_batch[task])
     if phase == "step":
         return UPDATE
-    return {"forward": "0123456789", "backward": "abcdefghij"}.get(phase, "w" * 10)[batch % 10]
+    return LETTERS[phase][batch % 10]

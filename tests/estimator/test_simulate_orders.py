@@ -24,7 +24,13 @@ from tests.estimator.pipeline_reference import (
 from tests.estimator.test_schedule import stages
 
 
-def pure(forward: list[float], backward: list[float], m: int, v: int = 1) -> StageWork:
+def pure(
+    forward: list[float],
+    backward: list[float],
+    m: int,
+    v: int = 1,
+    weight: list[float] | None = None,
+) -> StageWork:
     """Work of nothing but passes, a stage's seconds spread over its chunks."""
 
     def passes(seconds: list[float]) -> np.ndarray:
@@ -36,6 +42,7 @@ def pure(forward: list[float], backward: list[float], m: int, v: int = 1) -> Sta
     return StageWork(
         forward=passes(forward),
         backward=passes(backward),
+        weight=passes(weight or [0.0] * len(forward)),
         gradients=none,
         every_gradients=none,
         weights=none,
