@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.lower.slots import FloatArray
-from estimator.simulate.build import Built
 from estimator.simulate.costs import StageWork
 from estimator.simulate.engine import Timing
 from estimator.simulate.orders import BACKWARD, FORWARD, WEIGHT
+from estimator.simulate.ranks import Built
 from estimator.simulate.rows import COMPUTE
 
 

@@ -8,7 +8,7 @@ beside what is decided here by streams and edges, where the closed form uses sha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from estimator.compose import FULL, Composition
 from estimator.layer import PP
@@ -17,24 +17,15 @@ from estimator.lower.lowering import BACKWARD as BACKWARD_PHASES
 from estimator.lower.memory import recomputed_layers
 from estimator.lower.slots import Slot
 from estimator.plan import CHOICES, Plan
-from estimator.simulate.graph import KINDS
 from estimator.simulate.orders import BACKWARD, FORWARD, LAGS, WEIGHT
 from estimator.simulate.passes import Template, Templates
 from estimator.simulate.rows import (
-    ALONE,
     COMPUTE,
-    CP,
-    EP,
     HOST,
-    LAYER_GROUP,
     NAMES,
-    REPLICAS,
-    TP,
-    WEIGHTS,
 )
+from estimator.simulate.writer import Writer
 
-STREAMS = {"compute": COMPUTE, "tp": TP, "cp": CP, "ep": EP, "dp": WEIGHTS}
-SCOPES = {"compute": ALONE, "tp": LAYER_GROUP, "cp": LAYER_GROUP, "ep": REPLICAS, "dp": REPLICAS}
 PREFETCHED = 2
 """Layers whose weights are gathered at a time under zero=3: the running one and the next."""
 
@@ -46,45 +37,6 @@ class Priced:
     slot: Slot
     seconds: float
     name: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Writer:
-    """A template while its tasks are added; ``chain`` is what the next one waits for."""
-
-    template: Template = field(default_factory=Template)
-    chain: list[int] = field(default_factory=list)
-    layer_starts: list[int] = field(default_factory=list)
-    layer_ends: list[int] = field(default_factory=list)
-
-    def add(
-        self,
-        seconds: float,
-        stream: str,
-        name: int,
-        after: list[int],
-        *,
-        kind: str | None = None,
-        resource: int | None = None,
-    ) -> int:
-        """A task behind others of the template."""
-        t = self.template
-        number = len(t.seconds)
-        t.seconds.append(seconds)
-        t.resource.append(STREAMS[stream] if resource is None else resource)
-        t.kind.append(KINDS.index(kind or stream))
-        t.mix.append(KINDS.index(kind or stream))
-        t.name.append(name)
-        t.scope.append(SCOPES.get(stream, ALONE))
-        t.sources += after
-        t.targets += [number] * len(after)
-        return number
-
-    def main(self, seconds: float, stream: str, name: int) -> int:
-        """A task that what follows reads."""
-        number = self.add(seconds, stream, name, self.chain)
-        self.chain = [number]
-        return number
 
 
 def operator_passes(composed: Composition, plan: Plan) -> tuple[Templates, tuple[str, ...]]:
@@ -151,7 +103,7 @@ class _Maker:
         self, phase: int, stage_class: int, ends: tuple[bool, bool], buckets: int
     ) -> Template:
         """One pass of one chunk."""
-        writer = _Writer()
+        writer = Writer()
         forward = phase == FORWARD
         if phase == WEIGHT:
             return self._put_off(stage_class, ends, buckets)
@@ -177,11 +129,11 @@ class _Maker:
                 self.boundary, "compute", name, writer.chain, kind="pp", resource=COMPUTE
             )
             writer.chain = [number]
-        return _finished(writer, forward, buckets)
+        return writer.finished(forward, buckets)
 
     def _put_off(self, stage_class: int, ends: tuple[bool, bool], buckets: int) -> Template:
         """The weights' gradients of a zero-bubble schedule, last layer first."""
-        writer = _Writer()
+        writer = Writer()
         heads = 1.0 + self.composed.model.mtp_layers
         groups = [("head", 0, heads)] if ends[1] else []
         for kind, _, count in self._layers(stage_class)[::-1]:
@@ -194,7 +146,7 @@ class _Maker:
                 here = (slot.place, slot.layer, slot.phase) == (place, kind, "backward_weight")
                 if here and slot.kind == "gemm" and one.seconds:
                     writer.main(one.seconds * weight, "compute", one.name)
-        return _finished(writer, False, buckets)
+        return writer.finished(False, buckets)
 
     def _layers(self, stage_class: int) -> list[tuple[int, str, float]]:
         """Kind, recompute and number of the layers of a chunk; numbers need not be whole."""
@@ -213,7 +165,7 @@ class _Maker:
             ]
         return [group for group in groups if group[2] > 1e-9]
 
-    def _edge(self, writer: _Writer, place: str, forward: bool, weight: float) -> None:
+    def _edge(self, writer: Writer, place: str, forward: bool, weight: float) -> None:
         """Embedding or head."""
         slots = [one for one in self.priced if one.slot.place == place]
         writer.layer_starts.append(len(writer.template.seconds))
@@ -226,7 +178,7 @@ class _Maker:
         self._scatter(writer, slots, forward, weight)
         writer.layer_ends.append(writer.chain[-1])
 
-    def _layer(self, writer: _Writer, kind: int, again: str, forward: bool, weight: float) -> None:
+    def _layer(self, writer: Writer, kind: int, again: str, forward: bool, weight: float) -> None:
         """One layer behind its launches and its gathered weights."""
         slots = [one for one in self.priced if one.slot.place == "layer" and one.slot.layer == kind]
         stack = self.composed.stack
@@ -257,7 +209,7 @@ class _Maker:
         writer.layer_ends.append(end)
 
     def _gather(
-        self, writer: _Writer, slots: list[Priced], forward: bool, weight: float
+        self, writer: Writer, slots: list[Priced], forward: bool, weight: float
     ) -> list[int]:
         """Weights of zero=3, while the layer before the previous one has ended."""
         phase = "forward" if forward else "backward_input"
@@ -267,14 +219,14 @@ class _Maker:
             writer.add(one.seconds * weight, "dp", one.name, after) for one in mine if one.seconds
         ]
 
-    def _scatter(self, writer: _Writer, slots: list[Priced], forward: bool, weight: float) -> None:
+    def _scatter(self, writer: Writer, slots: list[Priced], forward: bool, weight: float) -> None:
         """Gradients of zero=3, beside the layers that follow."""
         for one in slots:
             late = one.slot.stream == "dp" and one.slot.phase == "backward_weight"
             if late and one.seconds and not forward:
                 writer.add(one.seconds * weight, "dp", one.name, writer.chain)
 
-    def _forward(self, writer: _Writer, slots: list[Priced], weight: float) -> None:
+    def _forward(self, writer: Writer, slots: list[Priced], weight: float) -> None:
         """Slots one after the other; ring exchange beside the attention that it feeds."""
         before = writer.chain
         for one in slots:
@@ -287,7 +239,7 @@ class _Maker:
             before = writer.chain
             self._one(writer, one, seconds)
 
-    def _one(self, writer: _Writer, one: Priced, seconds: float) -> None:
+    def _one(self, writer: Writer, one: Priced, seconds: float) -> None:
         """A task of the chain; of an overlapped collective only what GEMMs do not hide."""
         stream = one.slot.stream
         if stream == "tp" and self.hidden_tp:
@@ -296,7 +248,7 @@ class _Maker:
             return
         writer.main(seconds, stream, one.name)
 
-    def _backward(self, writer: _Writer, slots: list[Priced], weight: float) -> None:
+    def _backward(self, writer: Writer, slots: list[Priced], weight: float) -> None:
         """Slots in reverse; weights' gradients and loose collectives off the chain."""
         asynchronous = self.composed.stack.async_tp_backward
         late: list[Priced] = []
@@ -347,30 +299,3 @@ class _Maker:
             writer.chain = reduced or writer.chain
         for one in late:
             writer.add(one.seconds * weight, "compute", one.name, [])
-
-
-def _finished(writer: _Writer, forward: bool, buckets: int) -> Template:
-    """Entry, exit and marks: buckets are due at the boundaries of layers."""
-    template = writer.template
-    chained = set(template.targets)
-    computes = [i for i, r in enumerate(template.resource) if r == COMPUTE]
-    entry = next(
-        i
-        for i, resource in enumerate(template.resource)
-        if resource not in (HOST, WEIGHTS, CP) and (i not in chained or i == computes[0])
-    )
-    template.first = entry
-    template.last = writer.chain[-1]
-    count = len(writer.layer_starts)
-    for bucket in range(buckets):
-        if forward:
-            start = writer.layer_starts[bucket * count // buckets]
-            template.marks.append(next(i for i in computes if i >= start))
-        else:
-            end = -(-(bucket + 1) * count // buckets) - 1
-            until = writer.layer_starts[end + 1] if end + 1 < count else len(template.seconds)
-            template.marks.append(max(i for i in computes if i < until))
-    return template
-
-
-assert FORWARD < BACKWARD

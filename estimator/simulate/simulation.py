@@ -15,13 +15,14 @@ from estimator.lower.memory import in_flight
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.model import Transformer
 from estimator.plan import Plan, Plans
-from estimator.simulate.build import Built, build
+from estimator.simulate.build import build
 from estimator.simulate.contention import run_beside
 from estimator.simulate.costs import StageWork, stage_work
 from estimator.simulate.engine import Timing, critical_path, idle_seconds, naive_seconds
 from estimator.simulate.graph import KINDS, PHASES, Tasks
 from estimator.simulate.memory import StageMemory, memory_over_time
 from estimator.simulate.operators import operator_passes
+from estimator.simulate.ranks import Built
 from estimator.simulate.rows import COMPUTE, DP, NAMES, RESOURCES, SEND
 from estimator.stack import Stack
 from estimator.workload import Workload

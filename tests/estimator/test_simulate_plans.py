@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from estimator import Plan, Transformer, Workload, estimate
 from estimator.catalog import load_model
 from estimator.estimate import TIME_PARTS
-from estimator.simulate import Simulation, simulate
+from estimator.simulate import Simulation, engine, ranks, simulate
 from estimator.simulate.graph import KINDS
 from estimator.simulate.orders import BACKWARD, FORWARD
 from estimator.simulate.rows import NAMES
@@ -245,3 +246,41 @@ def test_gaps_to_the_closed_form_are_of_order_alone(capsys: pytest.CaptureFixtur
     with capsys.disabled():
         print(f"\nlargest of 200 gaps: {100 * gaps[worst]:+.2f} % of {worst}")
     assert abs(gaps[worst]) < 0.03
+
+
+def test_a_faster_rank_waits_for_its_equals() -> None:
+    plan = Plan(dp=4, tp=2, pp=2)
+    even, few, everyone = (
+        simulate(MODEL, SMALL, CLUSTER, plan, stack=STACK, slow_ranks=slow, all_ranks=all_ranks)
+        for slow, all_ranks in (({}, False), ({3: 0.5}, False), ({3: 0.5}, True))
+    )
+    assert few.makespan == even.makespan
+    assert everyone.makespan == pytest.approx(even.makespan, rel=1e-12)
+    alone = Plan(pp=2)
+    usual, faster = (
+        simulate(MODEL, SMALL, CLUSTER, alone, stack=STACK, slow_ranks=slow)
+        for slow in ({}, {1: 0.5})
+    )
+    assert faster.makespan < usual.makespan
+
+
+def test_too_many_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "MOST_TASKS", 1000)
+    plan = Plan(dp=16, tp=2, pp=2)
+    assert simulate(MODEL, SMALL, CLUSTER, plan, stack=STACK).makespan > 0
+    with pytest.raises(ValueError, match="tasks of all ranks exceed 1,000; simulate one rank per"):
+        simulate(MODEL, SMALL, CLUSTER, plan, stack=STACK, all_ranks=True)
+
+
+def test_the_answer_does_not_need_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(dp=8, tp=2, pp=4, interleave=2)
+    here = run_one(plan).makespan
+    monkeypatch.setitem(sys.modules, "numba", None)
+    engine._numba.cache_clear()
+    try:
+        value = run_one(plan)
+        assert value.makespan == here
+        with pytest.raises(ValueError, match="compiled=True needs numba; install the extra fast"):
+            engine.run(value.tasks, compiled=True)
+    finally:
+        engine._numba.cache_clear()
