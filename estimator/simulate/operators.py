@@ -105,6 +105,10 @@ class _Maker:
         """One pass of one chunk."""
         writer = Writer()
         forward = phase == FORWARD
+        if not forward and self.composed.workload.mode == "forward":
+            writer.layer_starts.append(0)
+            writer.main(0.0, "compute", NAMES.index("backward"))
+            return writer.finished(forward, buckets)
         if phase == WEIGHT:
             return self._put_off(stage_class, ends, buckets)
         first, last = ends

@@ -37,9 +37,9 @@ def schedule_order(schedule: str, stages: int, chunks: int, micro_batches: int) 
     with several chunks, groups of micro-batches go through chunk after chunk (arXiv 2104.04473).
     ``zb-h1`` and ``zb-h2`` cut the weights' gradients off backwards and put them off by one or two
     micro-batches per stage passed; H2 also runs about twice as many forwards ahead (arXiv
-    2401.10241).
+    2401.10241). One stage alone has nothing to put off.
     """
-    if schedule in LAGS:
+    if schedule in LAGS and stages > 1:
         return _zero_bubble(LAGS[schedule], stages, micro_batches)
     forward, backward = _units(stages, chunks, micro_batches, schedule)
     units = chunks * micro_batches

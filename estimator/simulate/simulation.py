@@ -196,14 +196,16 @@ def _parts_of_a_period(work: StageWork, built: Built, timing: Timing, rank: int)
     """Seconds of each time part on one rank where updates wait for no other rank, (9,).
 
     Each rank's next step then follows its last one, so that the period of steps is the longest
-    time that a rank takes from its first pass to its last task. What the rank itself does not need
-    of that is bubble.
+    time that a rank takes from its first pass, or what that waits for, to its last task. What the
+    rank itself does not need of that is bubble.
     """
     tasks = built.tasks
     first, last = np.full(built.ranks, np.inf), np.zeros(built.ranks)
     passes = tasks.phase < STEP
     np.minimum.at(first, tasks.rank[passes], timing.start[passes])
     np.maximum.at(last, tasks.rank, timing.end)
+    # What the first stage waits for, its weights, every stage waits for in its turn.
+    first -= first.min() - work.host
     parts = _parts(built, timing, rank, float(first[rank]), float(last[rank]))
     parts[BUBBLE] += float((last - first).max() - (last - first)[rank])
     parts[TIME_PARTS.index("host")] += work.host

@@ -217,6 +217,10 @@ def test_forward_only_has_no_step() -> None:
     workload = Workload(global_batch=64, sequence=1024, mode="forward")
     for plan in (Plan(dp=64), Plan(dp=8, tp=2, pp=4), Plan(dp=8, tp=2, pp=4, interleave=2)):
         value = simulate(MODEL, workload, CLUSTER, plan, stack=STACK)
+        ops = simulate(MODEL, workload, CLUSTER, plan, stack=STACK, detail="ops")
+        compute = value.closed_form.time["compute"]
+        for one in (value, ops):
+            assert one.estimate.time["compute"] == pytest.approx(compute, rel=1e-9)
         for part in ("dp", "optimizer"):
             assert value.estimate.time[part] == value.closed_form.time[part] == 0
         if plan.interleave == 1:

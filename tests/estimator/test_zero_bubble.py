@@ -40,7 +40,7 @@ def by_hand(schedule: str, p: int, s: int, m: int) -> list[tuple[str, int]]:
     return tasks + [("W", i) for i in put_off]
 
 
-@given(st.integers(1, 9), st.integers(1, 30), BOTH)
+@given(st.integers(2, 9), st.integers(1, 30), BOTH)
 def test_orders(p: int, m: int, schedule: str) -> None:
     order = schedule_order(schedule, p, 1, m)
     assert not order.chunk.any()
@@ -179,6 +179,26 @@ def test_memory_over_time_reaches_the_closed_form(pp: int, batch: int, schedule:
         limit = value.closed_form.stages[stage]["allocated_bytes"]
         assert memory.peak <= limit * (1 + 1e-9)
         assert memory.peak == pytest.approx(limit, rel=0.15)
+
+
+@pytest.mark.parametrize("detail", ["stages", "ops"])
+def test_one_stage_alone_has_nothing_to_put_off(detail: str) -> None:
+    alone = replace(PLAN, pp=1, dp=16)
+    one_stage = [
+        simulate(
+            MODEL,
+            WORK,
+            CLUSTER,
+            replace(alone, schedule=schedule),  # type: ignore[arg-type]
+            stack=STACK,
+            detail=detail,
+        )
+        for schedule in ("1f1b", "zb-h1", "zb-h2")
+    ]
+    plain = one_stage[0]
+    for value in one_stage:
+        assert value.closed_form.step_seconds == plain.closed_form.step_seconds
+        assert value.estimate.step_seconds == pytest.approx(plain.makespan, rel=1e-12)
 
 
 def test_chunks_are_for_1f1b() -> None:
