@@ -36,7 +36,8 @@ def simulation_text(problem: Problem, value: Simulation) -> None:
     )
     out.print(_parts(value))
     out.print(_stages(value))
-    say(out, "forward 0-9, backward a-j by micro-batch, U optimizer, . idle")
+    late = ", late weight gradients A-J" if value.work.weight.any() else ""
+    say(out, f"forward 0-9, backward a-j{late} by micro-batch, U optimizer, . idle")
     width = min(out.width, PLAIN_WIDTH) - 10
     for rank, line in enumerate(picture(value, width)):
         say(out, f"{rank:>8}  {line}")
