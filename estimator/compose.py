@@ -28,14 +28,14 @@ from estimator.layer import (
     LayerSeconds,
     layer_seconds,
 )
-from estimator.lower.keys import layer_keys, overlaps
+from estimator.lower.keys import Keys, layer_keys, overlaps
 from estimator.lower.memory import PeakMemory, peak_memory_parts, recomputed_layers
-from estimator.lower.slots import FloatArray, IntArray, largest_row
+from estimator.lower.slots import Columns, FloatArray, IntArray, largest_row
 from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
 from estimator.plan import CHOICES, Plan, Plans
-from estimator.schedule import pipeline_seconds
+from estimator.schedule import ZB_H1, pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -88,10 +88,8 @@ def estimate(
     """
     if isinstance(plans, Plan):
         return estimate(model, workload, cluster, Plans.of([plans]), stack=stack, cost=cost)[0]
-    keys, key_P = layer_keys(plans, stack)
-    shards, step_P = step_keys(model, workload, plans)
-    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
     if cost == "amped":
+        _, _, shards, step_P, memory = _memory(model, workload, plans, stack)
         return estimate_amped(
             model,
             workload,
@@ -102,30 +100,59 @@ def estimate(
             stages=_unpriced_stages(shards, step_P, memory),
             model_flops=model_flops(model, workload),
         )
+    return composition(model, workload, cluster, plans, stack=stack, cost=cost).estimates()
+
+
+def composition(
+    model: Transformer,
+    workload: Workload,
+    cluster: Cluster,
+    plans: Plans,
+    *,
+    stack: Stack,
+    cost: str | CostModel = "analytic",
+) -> Composition:
+    """Layers and steps of legal plans, priced: what :func:`estimate` and the simulator add up.
+
+    Raises:
+        ValueError: the cost model is unknown, prices whole plans only, or lacks constants here.
+    """
+    if cost == "amped":
+        raise ValueError("cost=amped prices whole plans, not their layers; use analytic")
+    keys, key_P, shards, step_P, memory = _memory(model, workload, plans, stack)
     pricer = pricer_of(cost, cluster)
-    layer_ops = lower_layers(model, workload, cluster, keys, stack)
-    layers = layer_seconds(
-        layer_ops, pricer.seconds(layer_ops, workload, cluster, stack), workload, stack, keys
-    )
+    ops = lower_layers(model, workload, cluster, keys, stack)
+    ops_seconds = pricer.seconds(ops, workload, cluster, stack)
     step_ops = lower_step(model, workload, cluster, shards, stack)
     step_OCU = pricer.seconds(step_ops, workload, cluster, stack).reshape(
         len(step_ops.slots), 4, -1
     )
-    step = {slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)}
-    return _Composition(
+    return Composition(
         model=model,
         workload=workload,
         cluster=cluster,
         stack=stack,
         plans=plans,
-        layers=layers,
+        ops=ops,
+        ops_seconds=ops_seconds,
+        layers=layer_seconds(ops, ops_seconds, workload, stack, keys),
         key_P=key_P,
         shards=shards,
-        step=step,
+        step={slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)},
         step_P=step_P,
         memory=memory,
         pricer=pricer,
-    ).estimates()
+    )
+
+
+def _memory(
+    model: Transformer, workload: Workload, plans: Plans, stack: Stack
+) -> tuple[Keys, IntArray, Shards, IntArray, PeakMemory]:
+    """Layer keys and each plan's, how parameters are spread and each plan's, bytes at the peak."""
+    keys, key_P = layer_keys(plans, stack)
+    shards, step_P = step_keys(model, workload, plans)
+    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
+    return keys, key_P, shards, step_P, memory
 
 
 def _unpriced_stages(shards: Shards, step_P: IntArray, memory: PeakMemory) -> StageCosts:
@@ -143,9 +170,7 @@ def peak_memory(
     model: Transformer, workload: Workload, cluster: Cluster, plans: Plans, *, stack: Stack
 ) -> FloatArray:
     """Peak bytes per device of legal plans, shape (P,): the memory half of :func:`estimate`."""
-    keys, key_P = layer_keys(plans, stack)
-    shards, step_P = step_keys(model, workload, plans)
-    memory = peak_memory_parts(model, workload, stack, plans, keys, key_P, shards, step_P)
+    *_, memory = _memory(model, workload, plans, stack)
     total: FloatArray = np.sum(list(memory.parts.values()), axis=0)
     return total
 
@@ -165,7 +190,7 @@ def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Composition:
+class Composition:
     """Everything that a block of plans is composed from."""
 
     model: Transformer
@@ -173,6 +198,9 @@ class _Composition:
     cluster: Cluster
     stack: Stack
     plans: Plans
+    ops: Columns
+    ops_seconds: FloatArray
+    """Seconds of each slot under each layer key, (O, U)."""
     layers: LayerSeconds
     key_P: IntArray
     shards: Shards
@@ -188,8 +216,9 @@ class _Composition:
         count = self.shards.classes.count[:, self.step_P]
         layers = self.shards.classes.layers[:, self.step_P]
         again = recomputed_layers(plans, layers)
-        forward, backward = self._stage_seconds(count, layers, again)
-        pipeline = pipeline_seconds(forward, backward, count, plans, m)
+        forward, backward = self.stage_seconds(count, layers, again)
+        weight = self.weight_seconds() if (plans.schedule >= ZB_H1).any() else None
+        pipeline = pipeline_seconds(forward, backward, count, plans, m, weight)
         critical = largest_row(forward + backward)
         row = np.arange(len(plans))
         on_stage, hidden, phases = self._critical_parts(
@@ -197,10 +226,9 @@ class _Composition:
         )
         bubble = pipeline - m * (forward + backward)[critical, row]
         data, hidden_data = self._data_parallel(forward, backward, count, m)
-        update = self.step["optimizer"] + self.step["offload copies"] + self.step["host optimizer"]
-        optimizer = self._gather(update.max(axis=0))
+        optimizer = self.update().max(axis=0)
         train = self.workload.mode == "train"
-        scale = self._scale()
+        scale = self.scale()
         time = {
             "compute": on_stage[:, COMPUTE],
             "tp": on_stage[:, TP],
@@ -238,7 +266,7 @@ class _Composition:
             peak_flops=self.cluster.gpus * self.cluster.peak(self.workload.precision),
         )
 
-    def _scale(self) -> float:
+    def scale(self) -> float:
         """In-situ factor of the stack under this cost model, and stragglers by nodes."""
         if self.pricer.name not in self.stack.in_situ:
             raise ValueError(
@@ -257,26 +285,26 @@ class _Composition:
         gathered: FloatArray = value_U[..., self.step_P]
         return gathered
 
-    def _crossings(self) -> IntArray:
+    def crossings(self) -> IntArray:
         """Stage boundaries that a micro-batch crosses per stage and direction, shape (P,)."""
         return np.where(self.plans.pp > 1, self.plans.interleave, 0)
 
-    def _base_kind(self) -> IntArray:
+    def base_kind(self) -> IntArray:
         """Recompute kind of every layer; full recompute is counted by layer, on top of none."""
         return np.where(self.plans.recompute == SELECTIVE, SELECTIVE, 0)
 
-    def _stage_seconds(
+    def stage_seconds(
         self, count: IntArray, layers: IntArray, again: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of a micro-batch per stage class, both (4, P)."""
         costs, key, one_stage = self.layers, self.key_P, self.plans.pp == 1
-        crossing = self._crossings() * costs.boundary.seconds[key]
+        crossing = self.crossings() * costs.boundary.seconds[key]
         forward = np.zeros(layers.shape) + crossing
         backward = forward.copy()
-        base = self._base_kind()
+        base = self.base_kind()
         share = again / np.maximum(layers, 1)
         for n, layer in enumerate(costs.layers):
-            of_kind = self._of_kind(n)
+            of_kind = self.of_kind(n)
             by_recompute = layer.backward.seconds
             extra = (by_recompute[FULL] - by_recompute[0])[key]
             forward += of_kind * layer.forward.seconds[key]
@@ -294,7 +322,28 @@ class _Composition:
         train = self.workload.mode == "train"
         return forward * exists, backward * exists * train
 
-    def _of_kind(self, n: int) -> FloatArray:
+    def weight_seconds(self) -> FloatArray:
+        """Of a stage's backward, the GEMMs that only its own weights wait for, (4, P)."""
+
+        def each(place: str, layer: int) -> FloatArray:
+            rows = [
+                i
+                for i, slot in enumerate(self.ops.slots)
+                if (slot.place, slot.layer, slot.phase) == (place, layer, "backward_weight")
+                and slot.kind == "gemm"
+            ]
+            summed: FloatArray = self.ops_seconds[rows].sum(axis=0)[self.key_P]
+            return summed
+
+        weight = sum(self.of_kind(n) * each("layer", n) for n in range(len(self.layers.layers)))
+        weight = weight + np.zeros((4, len(self.plans)))
+        head = (1 + self.model.mtp_layers) * each("head", 0)
+        weight[0] += np.where(self.plans.pp == 1, head, 0.0)
+        weight[3] += np.where(self.plans.pp == 1, 0.0, head)
+        exists = self.shards.classes.count[:, self.step_P] > 0
+        return weight * exists * (self.workload.mode == "train")
+
+    def of_kind(self, n: int) -> FloatArray:
         """Layers of a kind on a stage of each class, (4, P)."""
         layers: FloatArray = self.shards.layers_NCU[n][:, self.step_P]
         return layers
@@ -320,12 +369,12 @@ class _Composition:
         share = again / np.maximum(layers, 1)
         total = times(critical == 0, np.take(costs.embedding_table, key, axis=0))
         total += times(heads, np.take(costs.head_table, key, axis=0))
-        total += times(passes * self._crossings(), np.take(costs.boundary_table, key, axis=0))
+        total += times(passes * self.crossings(), np.take(costs.boundary_table, key, axis=0))
         for n, layer in enumerate(costs.layers):
             table = layer.table
             by_kind = table.reshape(-1, table.shape[-1])
-            base = self._base_kind() * table.shape[1] + key
-            of_kind = self._of_kind(n)[critical, np.arange(len(key))]
+            base = self.base_kind() * table.shape[1] + key
+            of_kind = self.of_kind(n)[critical, np.arange(len(key))]
             total += times(of_kind, np.take(by_kind, base, axis=0))
             if again.any():
                 extra = np.take(table[FULL] - table[0], key, axis=0)
@@ -342,6 +391,31 @@ class _Composition:
             },
         )
 
+    def update(self) -> FloatArray:
+        """Seconds of the optimizer on each stage class, (4, P)."""
+        rows = self.step["optimizer"] + self.step["offload copies"] + self.step["host optimizer"]
+        return self._gather(rows)
+
+    def step_traffic(self) -> dict[str, FloatArray]:
+        """Seconds of what each stage class exchanges outside its layers, each (4, P).
+
+        Gradients at the end, those that leave after every other micro-batch (zero=2), gathered
+        weights, and the gradients of a tied embedding.
+        """
+        nothing = np.zeros_like(self.step["optimizer"])
+
+        def step(name: str) -> FloatArray:
+            return self._gather(self.step[name] + self.step.get(f"expert {name}", nothing))
+
+        scatter = step("gradient scatter")
+        reduce = step("gradient reduction") + self._gather(self.step["replica reduction"])
+        return {
+            "gradients": reduce + scatter,
+            "every gradients": np.where(self.plans.zero == 2, scatter, 0.0),
+            "weights": step("weight gather"),
+            "tied": self._gather(self.step["tied embedding reduction"]),
+        }
+
     def _data_parallel(
         self, forward: FloatArray, backward: FloatArray, count: IntArray, m: IntArray
     ) -> tuple[FloatArray, FloatArray]:
@@ -354,16 +428,9 @@ class _Composition:
         plans, stack = self.plans, self.stack
         if self.workload.mode != "train":
             return np.zeros(len(plans)), np.zeros(len(plans))
-        nothing = np.zeros_like(self.step["optimizer"])
-
-        def step(name: str) -> FloatArray:
-            return self._gather(self.step[name] + self.step.get(f"expert {name}", nothing))
-
-        scatter = step("gradient scatter")
-        reduce = step("gradient reduction") + self._gather(self.step["replica reduction"])
-        every = plans.zero == 2  # gradients leave after each micro-batch
-        final = reduce + scatter
-        gather = step("weight gather")
+        traffic = self.step_traffic()
+        final, gather = traffic["gradients"], traffic["weights"]
+        scatter = traffic["every gradients"]
         both = forward + backward
         v = plans.interleave
         later = np.where(v > 1, (1 - 1 / v) * np.minimum(m, plans.pp), 0.0)
@@ -371,14 +438,11 @@ class _Composition:
         grad_on = overlaps(plans.overlap_grad, stack.overlap_grad) == 1
         param_on = overlaps(plans.overlap_param, stack.overlap_param) == 1
         exposed = self._beside(final, window, grad_on) + self._beside(gather, forward, param_on)
-        exposed = exposed + self._gather(self.step["tied embedding reduction"])
+        exposed = exposed + traffic["tied"]
         slack = (np.cumsum(count * backward, axis=0) - count * backward) / v
         after = np.maximum((exposed - slack).max(axis=0), 0.0)
-        per_micro_batch = np.where(every, self._beside(scatter, backward, grad_on).max(axis=0), 0.0)
-        after = after + (m - 1) * per_micro_batch
-        all_traffic = (final + gather).max(axis=0) + np.where(
-            every, (m - 1) * scatter.max(axis=0), 0
-        )
+        after = after + (m - 1) * self._beside(scatter, backward, grad_on).max(axis=0)
+        all_traffic = (final + gather).max(axis=0) + (m - 1) * scatter.max(axis=0)
         return after, np.maximum(all_traffic - after, 0.0)
 
     def _beside(self, traffic: FloatArray, window: FloatArray, on: IntArray) -> FloatArray:

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 IntArray = NDArray[np.int64]
 
-Schedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "zb-h1", "zb-h2"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer"]
 Order = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("gpipe", "1f1b"),
+    "schedule": ("gpipe", "1f1b", "zb-h1", "zb-h2"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer"),
     "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.plan import Plans
 
-GPIPE, ONE_F_ONE_B = 0, 1
+GPIPE, ONE_F_ONE_B, ZB_H1, ZB_H2 = 0, 1, 2, 3
 
 
 def pipeline_seconds(
@@ -22,18 +22,21 @@ def pipeline_seconds(
     count_CP: IntArray,
     plans: Plans,
     micro_batches: IntArray,
+    weight_CP: FloatArray | None = None,
 ) -> FloatArray:
     """Seconds of all micro-batches through all stages, shape (P,).
 
     ``forward_CP`` and ``backward_CP`` are seconds of one micro-batch on one stage of a class
-    (all its model chunks); classes with ``count`` zero must hold zeros.
+    (all its model chunks); classes with ``count`` zero must hold zeros. ``weight_CP`` is the part
+    of a backward that only its own weights wait for, which zero-bubble schedules put off.
     """
     seconds: FloatArray = micro_batches * (forward_CP[0] + backward_CP[0])
     deep = plans.pp > 1
+    alternating = deep & (plans.schedule == ONE_F_ONE_B)
     for rows, form in (
         (deep & (plans.schedule == GPIPE), _gpipe),
-        (deep & (plans.schedule != GPIPE) & (plans.interleave == 1), _one_forward_one_backward),
-        (deep & (plans.schedule != GPIPE) & (plans.interleave > 1), _interleaved),
+        (alternating & (plans.interleave == 1), _one_forward_one_backward),
+        (alternating & (plans.interleave > 1), _interleaved),
     ):
         some = np.flatnonzero(rows)
         if len(some):
@@ -45,7 +48,57 @@ def pipeline_seconds(
                 plans.interleave[some],
                 micro_batches[some],
             )
+    some = np.flatnonzero(deep & (plans.schedule >= ZB_H1))
+    if len(some):
+        weight = np.zeros_like(backward_CP) if weight_CP is None else weight_CP
+        seconds[some] = _zero_bubble(
+            np.take(forward_CP, some, axis=1),
+            np.take(backward_CP - weight, some, axis=1),
+            np.take(weight, some, axis=1),
+            np.take(count_CP, some, axis=1),
+            plans.pp[some],
+            micro_batches[some],
+            np.where(plans.schedule[some] == ZB_H1, 1, 2),
+        )
     return seconds
+
+
+def _zero_bubble(
+    forward_CP: FloatArray,
+    input_CP: FloatArray,
+    weight_CP: FloatArray,
+    count_CP: IntArray,
+    pp: IntArray,
+    micro_batches: IntArray,
+    lag: IntArray,
+) -> FloatArray:
+    """ZB-H1 and ZB-H2 (Qi et al., arXiv 2401.10241, section 2), of ``lag`` 1 and 2.
+
+    Stage s puts its weight gradients off by ``lag`` x s micro-batches. The longest of three ways:
+    down to a stage, through all its passes but those put off, and up again; all passes of a stage;
+    the first stage behind its first backward. Balanced stages whose W is no longer than F or B give
+    m (F + B + W) + (p - 1)(F + B - lag W), exactly, where m is at least what runs ahead; elsewhere
+    it is a lower bound. ZB-H2 is a stage's own time: its update waits for no other stage.
+    """
+    both = forward_CP + input_CP
+    after = _running(np.add, count_CP)
+    begin = after - count_CP
+    down = _running(np.add, count_CP * forward_CP) - count_CP * forward_CP
+    way = _running(np.add, count_CP * both) - count_CP * both
+    best: FloatArray = np.full(len(pp), -np.inf)
+    for stage in (begin, after - 1):
+        inside = stage - begin
+        done = np.maximum(micro_batches - 1 - lag * stage, 0)
+        turn = way + (inside + micro_batches) * both + done * weight_CP + weight_CP[0]
+        start = np.where(lag == 1, down + inside * forward_CP, 0.0)
+        own = start + micro_batches * (both + weight_CP)
+        for row in np.where(count_CP > 0, np.maximum(turn, own), -np.inf):
+            best = np.maximum(best, row)
+    ahead = np.minimum(lag * pp - (lag - 1), micro_batches)
+    first_backward = (count_CP * both).sum(axis=0) - input_CP[0] - ahead * forward_CP[0]
+    waiting = first_backward + micro_batches * (both + weight_CP)[0]
+    longest: FloatArray = np.maximum(best, waiting)
+    return longest
 
 
 def _gpipe(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from estimator.cluster import Cluster, Device
 from estimator.estimate import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, Estimate
 from estimator.model import Transformer
 from estimator.stack import Stack
 from search.accuracy import Validation
+from search.files import save
 from search.rules_of_thumb import Baseline
 from search.study import Recommendation
 from search.sweep import Point, Swept
@@ -24,10 +21,14 @@ from search.validate import Scored
 from search.versions import versions
 from spaces import Problem
 
+if TYPE_CHECKING:
+    from estimator.simulate import Simulation
+
 RECOMMENDATION = "trainplan.recommendation.v1"
 CATALOG = "trainplan.catalog.v1"
 ESTIMATE = "trainplan.estimate.v1"
 EXPLANATION = "trainplan.explanation.v1"
+SIMULATION = "trainplan.simulation.v1"
 SWEEP = "trainplan.sweep.v1"
 VALIDATION = "trainplan.validation.v1"
 
@@ -103,6 +104,29 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "versions": dict,
     },
     ESTIMATE: {"schema": str, "problem": _PROBLEM, "fits": bool, **PLAN_COSTS, "versions": dict},
+    SIMULATION: {
+        "schema": str,
+        "problem": _PROBLEM,
+        "fits": bool,
+        **PLAN_COSTS,
+        "naive_seconds": _NUMBER,
+        "closed_form_time": dict.fromkeys(TIME_PARTS, _NUMBER),
+        "ranks": [{"rank": int, "stage": int, "idle_seconds": dict}],
+        "memory_over_time": [
+            {
+                "stage": int,
+                "peak_bytes": _NUMBER,
+                "closed_form_bytes": _NUMBER,
+                "seconds": list,
+                "allocated_bytes": list,
+            }
+        ],
+        "critical_path": [
+            {"rank": int, "stream": str, "task": str, "start_seconds": _NUMBER}
+            | {"seconds": _NUMBER, "micro_batch": (int, type(None))}
+        ],
+        "versions": dict,
+    },
     EXPLANATION: {"schema": str, "plans": [{"schema": str, "fits": bool, **PLAN_COSTS}]},
     VALIDATION: {
         "schema": str,
@@ -264,6 +288,52 @@ def estimate(problem: Problem, cost: str, value: Estimate, limit: str) -> dict[s
     }
 
 
+def simulation(problem: Problem, cost: str, value: Simulation, limit: str) -> dict[str, Any]:
+    """The document ``trainplan.simulation.v1``: one step, its idle ranks and its critical path."""
+    tasks, timing = value.tasks, value.timing
+    return {
+        "schema": SIMULATION,
+        "problem": _problem(problem, cost),
+        "fits": value.estimate.fits,
+        **_costs(value.estimate, limit),
+        "closed_form_seconds": value.closed_form.step_seconds,
+        "closed_form_time": dict(value.closed_form.time),
+        "naive_seconds": value.naive_seconds,
+        "ranks": [
+            {
+                "rank": rank,
+                "stage": value.stage_of_rank(rank),
+                "idle_seconds": {stream: float(idle[rank]) for stream, idle in value.idle.items()},
+            }
+            for rank in range(value.built.ranks)
+        ],
+        "memory_over_time": [
+            {
+                "stage": stage,
+                "peak_bytes": memory.peak,
+                "closed_form_bytes": float(value.closed_form_bytes[stage]),
+                "seconds": memory.seconds.tolist(),
+                "allocated_bytes": memory.allocated.tolist(),
+            }
+            for stage, memory in enumerate(value.memory)
+        ],
+        "critical_path": [
+            {
+                "rank": int(tasks.rank[task]),
+                "stream": tasks.resources[tasks.resource[task]],
+                "task": tasks.names[tasks.name[task]],
+                "micro_batch": int(tasks.micro_batch[task])
+                if tasks.micro_batch[task] >= 0
+                else None,
+                "start_seconds": float(timing.start[task]),
+                "seconds": float(timing.end[task] - timing.start[task]),
+            }
+            for task in value.critical_path.tolist()
+        ],
+        "versions": versions(),
+    }
+
+
 def explanation(estimates: list[dict[str, Any]]) -> dict[str, Any]:
     """The document ``trainplan.explanation.v1``: one plan, or two to compare."""
     return {"schema": EXPLANATION, "plans": estimates}
@@ -375,32 +445,7 @@ def write(document: Mapping[str, Any], target: str) -> None:
 
     Raises ``ValueError`` where the file cannot be written.
     """
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    path = Path(os.path.realpath(target))  # through links: replace what they point to
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
-            return
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise ValueError(f"cannot write {target}: {error.strerror}; name another file") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    save((json.dumps(document, indent=2, allow_nan=False) + "\n").encode(), target)
 
 
 def _problem(problem: Problem, cost: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from estimator.plan import CHOICES, UNSET, Plan, Plans
 from spaces.problem import BoolArray, Problem, Rule, divisors, offer
 from spaces.stages import end_stages, inner_layers
 
-GPIPE = CHOICES["schedule"].index("gpipe")
+ONE_F_ONE_B = CHOICES["schedule"].index("1f1b")
 _ENDS = ("first_stage_layers", "last_stage_layers")
 
 
@@ -87,7 +87,7 @@ def _explain_uneven(problem: Problem, plan: Plan) -> str:
 
 def _interleave(problem: Problem, plans: Plans) -> BoolArray:
     legal: BoolArray = (plans.interleave == 1) | (
-        (plans.pp > 1) & (plans.schedule != GPIPE) & problem.stack.interleaving
+        (plans.pp > 1) & (plans.schedule == ONE_F_ONE_B) & problem.stack.interleaving
     )
     return legal
 

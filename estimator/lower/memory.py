@@ -21,7 +21,7 @@ from estimator.lower.step import ON_DEVICE, Shards, state_bytes
 from estimator.lower.transformer import vocab_rows
 from estimator.model import LayerKind, Transformer
 from estimator.plan import UNSET, Plans
-from estimator.schedule import GPIPE, micro_batch_group
+from estimator.schedule import GPIPE, ZB_H1, ZB_H2, micro_batch_group
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -131,11 +131,14 @@ def in_flight(plans: Plans, position_CP: IntArray, micro_batches: IntArray) -> F
 
     1F1B holds as many as stages follow, itself included; interleaved stages hold the chunks that
     run ahead of their first backward (Narayanan et al., arXiv 2104.04473, section 2.2); GPipe
-    holds all.
+    holds all. Zero-bubble schedules hold what late weight gradients read: on every stage as many
+    as 1F1B on the first, or twice that less one (Qi et al., arXiv 2401.10241, section 2).
     """
     following = plans.pp - position_CP
     held = np.minimum(following, micro_batches).astype(float)
     held = np.where(plans.schedule == GPIPE, micro_batches, held)
+    held = np.where(plans.schedule == ZB_H1, np.minimum(plans.pp, micro_batches), held)
+    held = np.where(plans.schedule == ZB_H2, np.minimum(2 * plans.pp - 1, micro_batches), held)
     rows = np.flatnonzero(plans.interleave > 1)
     if len(rows):
         v, m = plans.interleave[rows], micro_batches[rows]
@@ -226,6 +229,10 @@ class PeakMemory:
 
     parts: dict[str, FloatArray]
     allocated_CP: FloatArray
+    states_CP: FloatArray
+    """Of that, what stays allocated throughout a step."""
+    kept_CP: FloatArray
+    """Of that, what one micro-batch keeps from its forward to its backward."""
 
 
 def peak_memory_parts(
@@ -254,11 +261,12 @@ def peak_memory_parts(
         per_layer = np.where(selective, kept.without_scores[n][key_P], kept.layer[n][key_P])
         saving = kept.layer[n][key_P] - kept.checkpoint[key_P]
         activations += shards.layers_NCU[n][:, step_P] * (per_layer - share * saving)
+    activations[0] += kept.embedding[key_P]
+    per_micro_batch = np.where(exists, activations, 0.0)
     activations *= held
     # While one layer runs again, its whole set and its output are alive beside the checkpoints.
     again = kept.layer.max(axis=0)[key_P] + kept.checkpoint[key_P]
     activations += np.where(full & (recomputed > 0), again, 0.0)
-    activations[0] += held[0] * kept.embedding[key_P]
     one_stage = plans.pp == 1
     head = kept.head[key_P]
     activations[0] += np.where(one_stage, head, 0.0)
@@ -281,7 +289,12 @@ def peak_memory_parts(
     parts["reserved"] = (stack.reserved_ratio - 1) * allocated[fullest, row]
     parts["context"] = np.full(len(plans), stack.context_bytes)
     assert set(ALLOCATED_PARTS) < set(parts)
-    return PeakMemory(parts=parts, allocated_CP=allocated)
+    return PeakMemory(
+        parts=parts,
+        allocated_CP=allocated,
+        states_CP=np.where(exists, state_total[:, step_P], 0.0),
+        kept_CP=per_micro_batch,
+    )
 
 
 def recomputed_layers(plans: Plans, layers_CP: IntArray) -> IntArray:

@@ -13,6 +13,7 @@ from search.cli.estimate import estimate
 from search.cli.explain import explain
 from search.cli.fit import fit
 from search.cli.search import search
+from search.cli.simulate import simulate
 from search.cli.validate import validate
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(search)
 app.command()(estimate)
 app.command()(explain)
+app.command()(simulate)
 app.command()(validate)
 app.add_typer(fit, name="fit")
 app.add_typer(catalog, name="catalog")

@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from estimator.estimate import Estimate
+    from estimator.plan import Plan
     from search.objective import Pricing
     from spaces import Problem
 
@@ -98,9 +99,16 @@ def load_problem(
 
 def price(problem: Problem, plan: str, pricing: Pricing) -> Estimate:
     """What a legal plan costs; ``ValueError`` with rule, value and remedy for an illegal one."""
-    from estimator.plan import Plan, Plans
+    from estimator.plan import Plans
+
+    return pricing.estimates(problem, Plans.of([legal_plan(problem, plan)]))[0]
+
+
+def legal_plan(problem: Problem, plan: str) -> Plan:
+    """A plan from its text; ``ValueError`` with rule, value and remedy for an illegal one."""
+    from estimator.plan import Plan
     from spaces import check
 
     parsed = Plan.parse(plan, world=problem.cluster.gpus)
     check(problem.model, problem.workload, problem.cluster, problem.stack, parsed)
-    return pricing.estimates(problem, Plans.of([parsed]))[0]
+    return parsed

@@ -1,0 +1,148 @@
+"""Operator by operator: the closed form's busy seconds, hidden by order and not by shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import Plan, Workload
+from estimator.catalog import load_model
+from estimator.estimate import TIME_PARTS
+from estimator.layer import COMPUTE, CP, DP, EP, PARTS, TP
+from estimator.simulate import Simulation, simulate
+from estimator.simulate.graph import KINDS
+from estimator.simulate.passes import HELD_LAUNCHES
+from estimator.simulate.rows import COMPUTE as COMPUTE_STREAM
+from estimator.simulate.rows import HOST
+from tests.estimator.problems import CLUSTER, MODEL, STACK, plans
+
+SMALL = Workload(global_batch=64, sequence=4096)
+MIXTRAL = load_model("mixtral-8x7b")
+
+
+def ops(plan: Plan, **more: object) -> Simulation:
+    plan = replace(plan, micro_batch=min(plan.micro_batch, SMALL.global_batch // plan.dp))
+    return simulate(MODEL, SMALL, CLUSTER, plan, stack=STACK, detail="ops", **more)  # type: ignore[arg-type]
+
+
+def check_busy(value: Simulation) -> None:
+    """Seconds by kind and stage: exposed and hidden ones of all micro-batches together."""
+    work, tasks = value.work, value.tasks
+    both = (work.forward + work.backward).sum(axis=1)
+    every = work.micro_batches * (both[:, :PARTS] + both[:, PARTS:])
+    in_passes = tasks.phase < 2
+    for part, kind in ((COMPUTE, "compute"), (TP, "tp"), (CP, "cp"), (EP, "ep"), (DP, "dp")):
+        of_kind = in_passes & (tasks.kind == KINDS.index(kind))
+        busy = np.bincount(
+            value.built.stage[of_kind], tasks.seconds[of_kind], minlength=work.stages
+        )
+        assert busy.tolist() == pytest.approx(every[:, part].tolist(), rel=1e-9, abs=1e-12), kind
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.sampled_from([0, 1, 3]))
+def test_busy_seconds_are_those_of_the_closed_form(plan: Plan, zero: int) -> None:
+    plan = replace(plan, zero=zero if plan.pp == 1 else min(zero, 1))
+    value = ops(plan)
+    check_busy(value)
+    step = value.estimate
+    assert sum(step.time.values()) == pytest.approx(value.makespan, rel=1e-9)
+    assert all(seconds >= -1e-12 for seconds in (*step.time.values(), *step.hidden.values()))
+    assert step.time["compute"] == pytest.approx(value.closed_form.time["compute"], rel=1e-9)
+    assert value.memory[0].peak == pytest.approx(
+        value.closed_form.stages[0]["allocated_bytes"], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(dp=8, tp=4, pp=2, ep=4, etp=1, sequence_parallel=True),
+        Plan(dp=16, tp=1, pp=4, ep=8, etp=1, interleave=2, recompute="full"),
+    ],
+)
+def test_experts_exchange_what_the_closed_form_says(plan: Plan) -> None:
+    value = simulate(MIXTRAL, SMALL, CLUSTER, plan, stack=STACK, detail="ops")
+    check_busy(value)
+    assert value.estimate.time["ep"] > 0
+
+
+def test_one_device_alone_is_the_closed_form_but_for_launches() -> None:
+    """Nothing to hide: kernels one after the other, launches ahead of them."""
+    plan = Plan(dp=64, zero=1, overlap_grad=False, overlap_param=False)
+    value = ops(plan)
+    closed = value.closed_form
+    for part in TIME_PARTS:
+        if part != "host":
+            assert value.estimate.time[part] == pytest.approx(closed.time[part], rel=1e-9)
+    assert value.estimate.time["host"] <= closed.time["host"]
+
+
+def test_kernels_shorter_than_their_launches_wait_for_the_host() -> None:
+    slow = replace(STACK, launch_forward=0.1, launch_backward=0.2)
+    plan = Plan(dp=64, zero=1, overlap_grad=False, overlap_param=False)
+    value = simulate(MODEL, SMALL, CLUSTER, plan, stack=slow, detail="ops")
+    launches = value.work.micro_batches * MODEL.layers * 0.3 * slow.in_situ["analytic"]
+    assert value.makespan > launches
+    assert value.estimate.time["host"] > 0.5 * launches
+
+
+def test_a_host_runs_ahead_by_its_queue_and_no_further() -> None:
+    value = ops(Plan(dp=8, tp=8, zero=1))
+    tasks, timing = value.tasks, value.timing
+    launches = np.flatnonzero((tasks.resource == HOST) & (tasks.phase < 2))
+    assert len(launches) > HELD_LAUNCHES
+    sources, targets = tasks.edges()
+    launched = dict(zip(sources.tolist(), targets.tolist(), strict=True))
+    ends = timing.end[[launched[int(task)] for task in launches]]
+    assert (timing.start[launches[HELD_LAUNCHES:]] >= ends[:-HELD_LAUNCHES]).all()
+    assert (timing.start[launches[8:]] < ends[:-8]).any(), "it does run ahead"
+
+
+def test_weights_are_gathered_beside_the_layer_before() -> None:
+    value = ops(Plan(dp=64, zero=3, micro_batch=1))
+    weights = value.tasks.names.index("layer weights")
+    gathers = np.flatnonzero(value.tasks.name == weights)
+    computes = np.flatnonzero(value.tasks.resource == COMPUTE_STREAM)
+    starts, ends = value.timing.start[gathers], value.timing.end[gathers]
+    busy = np.array(
+        [
+            np.any((value.timing.start[computes] < b) & (value.timing.end[computes] > a))
+            for a, b in zip(starts[1:], ends[1:], strict=True)
+        ]
+    )
+    assert busy.mean() > 0.9
+    assert value.estimate.hidden["dp"] > 0
+
+
+def test_a_row_parallel_collective_is_not_hidden_and_a_column_parallel_one_is() -> None:
+    value = ops(Plan(dp=8, tp=8, sequence_parallel=True))
+    tasks, timing = value.tasks, value.timing
+
+    def beside(name: str) -> float:
+        """Share of a collective's seconds in which its rank computes."""
+        mine = np.flatnonzero(tasks.name == tasks.names.index(name))
+        computes = np.flatnonzero(tasks.resource == COMPUTE_STREAM)
+        both = 0.0
+        for a, b in zip(timing.start[mine], timing.end[mine], strict=True):
+            overlap = np.minimum(timing.end[computes], b) - np.maximum(timing.start[computes], a)
+            both += float(np.maximum(overlap, 0).sum())
+        return both / float((timing.end - timing.start)[mine].sum())
+
+    assert beside("attention output output") == pytest.approx(0, abs=1e-9)
+    assert beside("mlp up input dx") > 0.9
+
+
+@pytest.mark.parametrize("plan", [Plan(dp=2, tp=2, pp=2), Plan(dp=4, tp=2, cp=1, zero=3)])
+def test_one_rank_stands_for_the_equal_ones(plan: Plan) -> None:
+    small = Workload(global_batch=8, sequence=1024)
+    few, everyone = (
+        simulate(MODEL, small, CLUSTER, plan, stack=STACK, detail="ops", all_ranks=all_ranks)
+        for all_ranks in (False, True)
+    )
+    assert everyone.makespan == pytest.approx(few.makespan, rel=1e-12)
+    assert len(everyone.tasks) == plan.dp * plan.tp * len(few.tasks)
