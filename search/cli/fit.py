@@ -61,6 +61,7 @@ def collectives(
     from estimator.catalog import collectives_yaml, load_cluster
     from estimator.collective_tables import one_machine
     from search import collectives as fitting
+    from search.files import save_all
     from search.report.fit import evaluation_text, fit_text
     from search.report.fit_plot import page
 
@@ -80,7 +81,7 @@ def collectives(
         texts[output] = collectives_yaml(fits, f"{device}: {names}" if device else names)
     if plot:
         texts[plot] = page(tables, fits, device)
-    _write(texts)
+    save_all(texts)
     fit_text(measured, tables, fits, place)
     if evaluate:
         evaluation_text(measured, place)
@@ -134,35 +135,3 @@ def _pairs(where: list[str] | None) -> dict[str, str]:
             raise ValueError(f"--where {text!r} must be column=value")
         pairs[column] = value
     return pairs
-
-
-def _write(texts: Mapping[str, str]) -> None:
-    """Write all files or, where one cannot be, none."""
-    import os
-    import tempfile
-    from pathlib import Path
-
-    ready: list[tuple[str, Path]] = []
-    try:
-        for target, text in texts.items():
-            path = Path(os.path.realpath(target))
-            if path.is_dir():
-                raise ValueError(f"cannot write {target}: it is a folder; name a file")
-            try:
-                handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-                ready.append((name, path))
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-                os.chmod(name, mode)
-            except OSError as error:
-                raise ValueError(
-                    f"cannot write {target}: {error.strerror}; name another file"
-                ) from None
-        while ready:
-            name, path = ready[0]
-            os.replace(name, path)
-            ready.pop(0)
-    finally:
-        for name, _ in ready:
-            os.unlink(name)
