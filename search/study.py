@@ -13,6 +13,7 @@ from estimator.model import Transformer
 from estimator.plan import Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
+from search.finalists import MOST_FINALISTS, simulated
 from search.misses import Miss, nearest_misses
 from search.objective import Pricing, Scores, limited_by, score
 from search.pareto import best, closest, front, ties
@@ -55,6 +56,7 @@ class Recommendation:
     """Plans that no other beats in both time and memory, fastest first."""
     nearest_misses: tuple[Miss, ...]
     fidelity: str = "closed form"
+    """Of the leaders of ``ranked``: ``simulated`` where a number of finalists was asked for."""
     versions: dict[str, str] = field(default_factory=versions)
 
 
@@ -91,6 +93,7 @@ def recommend(
     cost: str = "analytic",
     pricing: Pricing | None = None,
     top: int = 10,
+    finalists: int = 0,
     progress: Progress | None = None,
 ) -> Recommendation:
     """Rank the fastest plans that fit.
@@ -105,20 +108,26 @@ def recommend(
         cost: Name of the cost model.
         pricing: Where costs come from, instead of a cost model by name.
         top: How many plans to rank.
+        finalists: How many of the best to simulate, as far as they are within the model's error of
+            the best, and to rank by that; see :mod:`search.finalists`.
         progress: Told how far the search is.
 
     Raises:
-        ValueError: one line, where the problem admits no legal plan.
+        ValueError: one line, where the problem admits no legal plan or ``finalists`` is not from 0
+            to 64.
     """
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
+    if not 0 <= finalists <= MOST_FINALISTS:
+        raise ValueError(f"finalists={finalists} must lie from 0 to {MOST_FINALISTS}")
     space = space or TransformerSpace.build(model, workload, cluster, stack)
     pricing = pricing or Pricing(cost=cost)
     problem = space.problem
     if not space.legal:
         raise ValueError(space.why_empty())
     strategy = strategy or Exhaustive(space)
-    leaders = _Kept(lambda plans, seconds, peak: best(plans, seconds, peak, top))
+    kept_leaders = max(top, finalists)
+    leaders = _Kept(lambda plans, seconds, peak: best(plans, seconds, peak, kept_leaders))
     frontier = _Kept(front)
     misses = _Kept(lambda plans, seconds, peak: closest(plans, peak, MISSES))
     evaluated = fitting = 0
@@ -140,9 +149,10 @@ def recommend(
         evaluated=evaluated,
         fitting=fitting,
         left_out=space.left_out,
-        ranked=_rows(problem, leaders.plans, pricing),
+        ranked=_rows(problem, leaders.plans, pricing, finalists)[:top],
         front=_rows(problem, frontier.plans, pricing),
         nearest_misses=nearest_misses(space, misses.plans, pricing),
+        fidelity="simulated" if finalists else "closed form",
     )
 
 
@@ -151,12 +161,19 @@ def _add(kept: _Kept, plans: Plans, scores: Scores, rows: np.ndarray) -> None:
         kept.add(plans[rows], scores.seconds[rows], scores.peak_bytes[rows])
 
 
-def _rows(problem: Problem, plans: Plans | None, pricing: Pricing) -> tuple[Ranked, ...]:
+def _rows(
+    problem: Problem, plans: Plans | None, pricing: Pricing, finalists: int = 0
+) -> tuple[Ranked, ...]:
     if plans is None:
         return ()
-    estimates = pricing.estimates(problem, plans)
-    groups = ties(estimates.low_seconds, estimates.high_seconds)
+    priced = pricing.estimates(problem, plans)
+    rows = [priced[row] for row in range(len(plans))]
+    if finalists:
+        rows = simulated(problem, rows, pricing.cost, finalists)
+    groups = ties(
+        np.array([row.low_seconds for row in rows]), np.array([row.high_seconds for row in rows])
+    )
     return tuple(
-        Ranked(row + 1, int(groups[row]), estimates[row], limited_by(estimates[row]))
-        for row in range(len(plans))
+        Ranked(place + 1, int(groups[place]), row, limited_by(row))
+        for place, row in enumerate(rows)
     )

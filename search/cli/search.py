@@ -43,6 +43,9 @@ def search(
         list[str] | None, typer.Option("--forbid", help="field=value that no plan has.")
     ] = None,
     top: Annotated[int, typer.Option("--top", help="How many plans to rank.")] = 10,
+    finalists: Annotated[
+        int, typer.Option("--finalists", help="How many of the best to simulate and rank by that.")
+    ] = 0,
     strategy: Annotated[
         str, typer.Option("--strategy", help="exhaustive, or optuna for samples.")
     ] = "exhaustive",
@@ -82,13 +85,16 @@ def search(
 
     constraints = Constraints.parse(fix=fix or (), most=most or (), forbid=forbid or ())
     if sweep is not None:
+        if finalists:
+            raise ValueError("--finalists goes with one search; leave it out of a --sweep")
         visit = partial(_strategy, strategy, trials=trials, seed=seed)
         return _sweep(problem, sweep, constraints, Pricing(cost=cost), visit, json)
     space = TransformerSpace.build(
         problem.model, problem.workload, problem.cluster, problem.stack, constraints
     )
     pricing = Pricing(cost=cost)
-    result = _watched(problem, space, _strategy(strategy, space, trials, seed), pricing, top)
+    visit_order = _strategy(strategy, space, trials, seed)
+    result = _watched(problem, space, visit_order, pricing, top, finalists)
     rules = baselines(problem, pricing) if result.ranked else ()
     if json:
         contracts.write(contracts.recommendation(result, rules), json)
@@ -136,6 +142,7 @@ def _watched(
     strategy: Strategy | None,
     pricing: Pricing,
     top: int,
+    finalists: int,
 ) -> Recommendation:
     """Search, with progress on standard error where that is a terminal."""
     from search.study import recommend
@@ -150,6 +157,7 @@ def _watched(
             strategy=strategy,
             pricing=pricing,
             top=top,
+            finalists=finalists,
             progress=progress,
         )
 

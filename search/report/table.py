@@ -46,6 +46,8 @@ def recommendation_text(
         f"{workload.global_batch} sequences of {workload.sequence} tokens, {workload.precision}",
     )
     if result.ranked:
+        if result.fidelity == "simulated":
+            say(out, "finalists were simulated task by task and are ranked by that")
         _ranking(out, result.ranked)
         _best(out, result)
         if rules:
