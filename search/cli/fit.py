@@ -24,7 +24,11 @@ def group() -> None:
 def collectives(
     logs: Annotated[
         list[str],
-        typer.Argument(metavar="LOGS...", help="Logs of nccl-tests or rccl-tests, or CSV files."),
+        typer.Argument(
+            metavar="LOGS...",
+            help="Logs of nccl-tests or rccl-tests, or CSV files (collective, n_gpus, n_nodes, "
+            "size_bytes, time_us).",
+        ),
     ],
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Write the fitted collectives here.")
