@@ -78,7 +78,7 @@ class Link:
 class Cluster:
     """Equal devices in equal nodes: a scale-up domain inside, a scale-out network between.
 
-    Raises ``ValueError`` when there is no device or the domain does not divide into nodes.
+    Raises ``ValueError`` where the numbers contradict each other.
     """
 
     name: str

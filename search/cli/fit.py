@@ -85,7 +85,7 @@ def collectives(
         texts[output] = collectives_yaml(fits, f"{device}: {names}" if device else names)
     if plot:
         texts[plot] = page(tables, fits, device)
-    save_all(texts)
+    save_all({name: text.encode() for name, text in texts.items()})
     fit_text(measured, tables, fits, place)
     if evaluate:
         evaluation_text(measured, place)
