@@ -1,0 +1,321 @@
+"""Published layouts of measured operators, each with its unit, its devices and its broken rows.
+
+- NeuSight (ASPLOS'25, github sitar-lab/NeuSight, MIT): fp32, milliseconds; ``N`` of a GEMM is the
+  reduction, ``B x H`` rows and columns of the rest.
+- Operator-level models (arXiv 2509.22832, github DebarghaG/estimate-train-time, MIT): fp16,
+  microseconds of forward and backward, one file an operator.
+- aiconfigurator (Apache-2.0): serving kernels, milliseconds.
+
+``excluded`` counts what a rule leaves out; the rules are the functions named ``broken_*`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.catalog import load_device
+from estimator.lower.operators import flops, moved_bytes
+from estimator.operators import FloatArray, operators
+from estimator.samples import Samples, pooled, samples
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A layout: the columns that give it away, and its reader (table, file stem) -> samples."""
+
+    columns: frozenset[str]
+    read: Callable[[pd.DataFrame, str], Samples]
+
+
+NEUSIGHT_DEVICES: Mapping[str, str] = {
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
+    "NVIDIA A100-SXM4-40GB": "a100-sxm-40gb",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA L4": "l4",
+    "Tesla P100-PCIE-16GB": "p100-pcie",
+    "Tesla P4": "p4",
+    "Tesla T4": "t4",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
+    "AMD Instinct MI100": "mi100",
+    "AMD Instinct MI210": "mi210",
+}
+OPLEVEL_DEVICES: Mapping[str, str] = {
+    "A100-SXM4-80GB": "a100-sxm-80gb",
+    "GH200-120GB": "gh200-96gb",
+    "GH200": "gh200-96gb",
+}
+AIC_DEVICES: Mapping[str, str] = {
+    "a100_sxm": "a100-sxm-80gb",
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200",
+    "b200_sxm": "b200",
+    "gb200": "gb200",
+    "l40s": "l40s",
+}
+AIC_DTYPES: Mapping[str, str] = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "fp4",
+}
+VECTOR_READS: Mapping[str, tuple[float, float]] = {
+    "add": (2.0, 1.0),
+    "sub": (2.0, 1.0),
+    "mul": (2.0, 1.0),
+    "div": (2.0, 1.0),
+    "pow": (2.0, 1.0),
+}
+"""Arrays read and written by operators of two arrays; all others read one and write one."""
+
+
+def _words(frame: pd.DataFrame, name: str) -> NDArray[np.str_]:
+    return np.asarray(frame[name].astype(str), dtype=np.str_)
+
+
+def _sizes(frame: pd.DataFrame, name: str) -> FloatArray:
+    return np.asarray(frame[name], dtype=np.float64)
+
+
+def _named(values: NDArray[np.str_], names: Mapping[str, str], what: str) -> NDArray[np.str_]:
+    unknown = sorted(set(values.tolist()) - set(names))
+    if unknown:
+        raise ValueError(f"unknown {what} {unknown[0]!r}; known are {', '.join(names)}")
+    return np.array([names[value] for value in values.tolist()], dtype=np.str_)
+
+
+def _without(made: Samples, rules: Mapping[str, NDArray[np.bool_]]) -> Samples:
+    """Drop rows by rule; a row that two rules hit counts for the first."""
+    keep = np.ones(len(made), dtype=bool)
+    excluded: dict[str, int] = {}
+    for rule, bad in rules.items():
+        count = int((bad & keep).sum())
+        if count:
+            excluded[rule] = count
+        keep &= ~bad
+    kept = made.take(keep)
+    return Samples(
+        ops=kept.ops,
+        device=kept.device,
+        seconds=kept.seconds,
+        source=kept.source,
+        library=kept.library,
+        excluded=excluded,
+    )
+
+
+def _neusight(frame: pd.DataFrame, stem: str) -> Samples:
+    op = _words(frame, "op")
+    device = _named(_words(frame, "device"), NEUSIGHT_DEVICES, "device")
+    if "M" in frame.columns:
+        kind = np.where(op == "bmm", "bmm", "linear")
+        ops = operators(
+            kind,
+            dtype="fp32",
+            name=op,
+            batch=_sizes(frame, "B"),
+            m=_sizes(frame, "M"),
+            n=_sizes(frame, "K"),
+            k=_sizes(frame, "N"),
+        )
+    else:
+        kind = np.select([op == "softmax", op == "ln"], ["softmax", "layer_norm"], "elementwise")
+        reads, writes = np.array([VECTOR_READS.get(o, (1.0, 1.0)) for o in op.tolist()]).T
+        ops = operators(
+            kind,
+            dtype="fp32",
+            name=op,
+            m=_sizes(frame, "B"),
+            n=_sizes(frame, "H"),
+            reads=reads,
+            writes=writes,
+        )
+    made = samples(
+        ops, device=device, seconds=_sizes(frame, "latency_ms") * 1e-3, source=f"neusight/{stem}"
+    )
+    return _without(made, {"p4-linear-slow": broken_p4_linear(made)})
+
+
+def broken_p4_linear(made: Samples) -> NDArray[np.bool_]:
+    """P4's linear rows where large ones reach under ``P4_LEAST`` of its peak.
+
+    NeuSight's training rows reach 0.18 and the test rows of the same board 0.72: its clock fell.
+    """
+    mine = (made.device == "p4") & (made.ops.kind == "linear")
+    large = mine & (flops(made.ops) > 1e9)
+    if not large.any():
+        return np.zeros(len(made), dtype=bool)
+    peak = load_device("p4").peaks["fp32"]
+    slow = bool(np.median(flops(made.ops)[large] / made.seconds[large] / peak) < P4_LEAST)
+    return np.asarray(mine & slow)
+
+
+def _aic_gemm(frame: pd.DataFrame, stem: str) -> Samples:
+    return samples(
+        operators(
+            "linear",
+            dtype=_named(_words(frame, "dtype"), AIC_DTYPES, "dtype"),
+            m=_sizes(frame, "m"),
+            n=_sizes(frame, "n"),
+            k=_sizes(frame, "k"),
+        ),
+        device=_named(_words(frame, "system"), AIC_DEVICES, "system"),
+        seconds=_sizes(frame, "latency_ms") * 1e-3,
+        source=f"aiconfigurator/{stem}",
+        library=_words(frame, "table"),
+    )
+
+
+def _aic_attention(frame: pd.DataFrame, stem: str) -> Samples:
+    causal = "num_key_value_heads" in frame.columns
+    length = _sizes(frame, "isl")
+    heads = _sizes(frame, "num_heads")
+    made = samples(
+        operators(
+            "attention",
+            dtype="bf16",
+            name=_words(frame, "kernel_source"),
+            batch=_sizes(frame, "batch_size"),
+            m=length,
+            n=length,
+            k=_sizes(frame, "head_dim"),
+            heads=heads,
+            kv_heads=_sizes(frame, "num_key_value_heads") if causal else heads,
+            causal=float(causal),
+        ),
+        device=_named(_words(frame, "system"), AIC_DEVICES, "system"),
+        seconds=_sizes(frame, "latency_ms") * 1e-3,
+        source=f"aiconfigurator/{stem}",
+        library=_words(frame, "table"),
+    )
+    if not causal:
+        return made
+    return _without(made, {"attention-window": _sizes(frame, "window_size") > 0})
+
+
+LINEARS: Mapping[str, Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]] = {
+    "linear1": lambda d, tp: (3 * d / tp, d),
+    "linear2": lambda d, tp: (d, d / tp),
+    "linear3": lambda d, tp: (4 * d / tp, d),
+    "linear4": lambda d, tp: (d, 4 * d / tp),
+}
+"""(n, k) of the linear operators by hidden size and tensor parallelism."""
+VOCABULARY = 50257
+P4_LEAST = 0.4
+
+
+def _padded_vocabulary(tp: FloatArray) -> FloatArray:
+    multiple = 128 * tp
+    return np.ceil(VOCABULARY / multiple) * multiple
+
+
+def _oplevel(frame: pd.DataFrame, stem: str) -> Samples:
+    op = str(frame["op"].iloc[0])
+    device = _named(_words(frame, "device"), OPLEVEL_DEVICES, "device")
+    shapes = _oplevel_shapes(frame, op)
+    parts = []
+    for phase, column in (("forward", "F_dur(us)"), ("backward", "B_dur(us)")):
+        measured = frame[column].notna().to_numpy()
+        made = samples(
+            operators(dtype="fp16", name=op, phase=phase, **shapes[phase]).take(measured),
+            device=device[measured],
+            seconds=_sizes(frame, column)[measured] * 1e-6,
+            source=f"estimate-train-time/{stem}",
+        )
+        tp = _sizes(frame, "mp")[measured] if "mp" in frame.columns else np.ones(len(made))
+        parts.append(_without(made, broken_oplevel(made, op, phase, tp)))
+    return pooled(parts)
+
+
+def broken_oplevel(
+    made: Samples, op: str, phase: str, tp: FloatArray
+) -> dict[str, NDArray[np.bool_]]:
+    """Rows of operator-level samples whose time is not the operator's, by rule.
+
+    Kernels that the profiler missed leave a backward far under forward, copies leave it equal, and
+    a bandwidth above the memory's cannot be.
+    """
+    gh200 = made.device == "gh200-96gb"
+    none = np.zeros(len(made), dtype=bool)
+    names, index = np.unique(made.device, return_inverse=True)
+    peak = np.array([load_device(str(name)).bandwidth for name in names])[index]
+    return {
+        "gh200-flash-backward": gh200 if (op, phase) == ("flash_atten", "backward") else none,
+        "gh200-embedding-forward": gh200 if (op, phase) == ("embedding", "forward") else none,
+        "gh200-norm-backward": gh200
+        if op in ("layernorm", "softmax") and phase == "backward"
+        else none,
+        "residual-backward-copied": ~none if (op, phase) == ("res_add", "backward") else none,
+        "a100-linear2-tp": (made.device == "a100-sxm-80gb") & (tp > 1) if op == "linear2" else none,
+        "faster-than-memory": moved_bytes(made.ops) / made.seconds > 1.5 * peak
+        if op not in LINEARS
+        else none,
+    }
+
+
+def _oplevel_shapes(frame: pd.DataFrame, op: str) -> dict[str, dict[str, Any]]:
+    """Columns of ``operators`` by phase; arrays moved by unfused chains as their kernels do it."""
+    column = {name: _sizes(frame, name) for name in ("mp", "b", "h", "l", "dim") if name in frame}
+    tp = column.get("mp", np.ones(len(frame)))
+    b, length = column["b"], column["l"]
+    tokens = b * length
+    hidden = column.get("dim", np.ones(len(frame)))
+    local = column.get("h", np.ones(len(frame))) / tp
+    if op in LINEARS or op == "linear_final":
+        vocabulary = _padded_vocabulary(tp) / tp
+        n, k = LINEARS[op](hidden, tp) if op in LINEARS else (vocabulary, hidden)
+        both = {"kind": "linear", "m": tokens, "n": n, "k": k}
+        return {"forward": both, "backward": both}
+    if op in ("baddbmm", "bmm"):
+        head = hidden / (local * tp)
+        n, k = (length, head) if op == "baddbmm" else (head, length)
+        both = {"kind": "bmm", "batch": b * local, "m": length, "n": n, "k": k}
+        return {"forward": both, "backward": both}
+    if op == "flash_atten":
+        head = hidden / (local * tp)
+        both = {"kind": "attention", "batch": b, "m": length, "n": length, "k": head}
+        both |= {"heads": local, "kv_heads": local}
+        return {"forward": both, "backward": both}
+    if op == "embedding":
+        both = {"kind": "embedding", "m": tokens, "n": hidden, "k": _padded_vocabulary(tp) / tp}
+        return {"forward": both, "backward": both}
+    kind, rows, width, forward, backward = {
+        "layernorm": ("layer_norm", tokens, hidden, (1, 1), (2, 1)),
+        "RMSlayernorm": ("rms_norm", tokens, hidden, (1, 1), (2, 1)),
+        "RoPE": ("rope", tokens * local, hidden / (local * tp), (2, 2), (2, 2)),
+        "softmax": ("softmax", b * local * length, length, (1, 1), (2, 1)),
+        "ScaledUpperTriangMaskedSoftmax": ("softmax", b * local * length, length, (1, 1), (2, 1)),
+        "fillmask": ("elementwise", b * local * length, length, (1, 1), (1, 1)),
+        "gelu": ("elementwise", tokens, 4 * hidden / tp, (1, 1), (2, 1)),
+        "res_add": ("elementwise", tokens, hidden, (2, 1), (1, 0)),
+        "parallel_cross_entropy_128": (
+            "cross_entropy",
+            tokens,
+            _padded_vocabulary(tp) / tp,
+            (1, 1),
+            (1, 1),
+        ),
+    }[op]
+    return {
+        phase: {"kind": kind, "m": rows, "n": width, "reads": float(r), "writes": float(w)}
+        for phase, (r, w) in (("forward", forward), ("backward", backward))
+    }
+
+
+LAYOUTS = (
+    Layout(columns=frozenset({"op", "latency_ms", "device", "B"}), read=_neusight),
+    Layout(columns=frozenset({"system", "dtype", "m", "n", "k", "latency_ms"}), read=_aic_gemm),
+    Layout(
+        columns=frozenset({"system", "isl", "num_heads", "head_dim", "latency_ms"}),
+        read=_aic_attention,
+    ),
+    Layout(columns=frozenset({"op", "F_dur(us)", "B_dur(us)", "l"}), read=_oplevel),
+)
