@@ -35,7 +35,8 @@ def flops(ops: Operators) -> FloatArray:
     product = 2 * ops.batch * ops.m * ops.n * ops.k
     count = np.where(gemm, product * np.where(backward, GEMM_BACKWARD, 1.0), count)
     both = 2 * product * ops.heads * attended_share(ops)
-    return np.where(attention, both * np.where(backward, ATTENTION_BACKWARD, 1.0), count)
+    count = np.where(attention, both * np.where(backward, ATTENTION_BACKWARD, 1.0), count)
+    return np.asarray(count, dtype=np.float64)
 
 
 def attended_share(ops: Operators) -> FloatArray:
@@ -44,7 +45,7 @@ def attended_share(ops: Operators) -> FloatArray:
     The last query sees all keys; the first of m queries sees ``n - m + 1``.
     """
     square = np.minimum(ops.m, ops.n)
-    return 1 - ops.causal * (square - 1) / (2 * ops.n)
+    return np.asarray(1 - ops.causal * (square - 1) / (2 * ops.n), dtype=np.float64)
 
 
 def moved_bytes(ops: Operators) -> FloatArray:
@@ -64,4 +65,4 @@ def moved_bytes(ops: Operators) -> FloatArray:
     elements = np.where(ops.kind == "attention", attention, elements)
     rows = 2 * ops.m * ops.n + np.where(backward, ops.k * ops.n, 0.0)
     elements = np.where(ops.kind == "embedding", rows, elements)
-    return element_bytes(ops) * elements
+    return np.asarray(element_bytes(ops) * elements, dtype=np.float64)
