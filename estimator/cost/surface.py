@@ -8,6 +8,7 @@ several, price a device that has no table.
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Mapping
@@ -148,6 +149,28 @@ class SurfaceModel:
                 f"{ops.name[row]} on {device.name}; price it with another model"
             )
 
+    def npz(self) -> bytes:
+        """The bytes of one .npz file: a JSON header of all scalars, and arrays; no pickle."""
+        arrays: dict[str, NDArray[Any]] = {}
+        headers = []
+        for index, surface in enumerate(self.surfaces):
+            arrays |= {f"{index}/{part}": getattr(surface.trees, part) for part in TREE_PARTS}
+            header = {part: getattr(surface, part) for part in SCALARS}
+            header |= {"reference": dict(surface.reference), "layers": 0}
+            header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
+            network = surface.network
+            if network is not None:
+                arrays |= {f"{index}/weight{i}": weight for i, weight in enumerate(network.weights)}
+                arrays |= {f"{index}/bias{i}": bias for i, bias in enumerate(network.biases)}
+                header |= {part: getattr(network, part).tolist() for part in ("centre", "scale")}
+                header["layers"] = len(network.weights)
+            headers.append(header)
+        text = {"schema": SCHEMA, "provenance": dict(self.provenance), "surfaces": headers}
+        arrays["header"] = np.frombuffer(json.dumps(text, sort_keys=True).encode(), dtype=np.uint8)
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        return file.getvalue()
+
 
 def _is_for(surface: Surface, ops: Operators) -> NDArray[np.bool_]:
     # fp16 runs the same kernels on the same units as bf16.
@@ -187,41 +210,11 @@ def _reference_device(surface: Surface, device: Device) -> Device:
     )
 
 
-def save_surfaces(model: SurfaceModel, path: str | Path) -> None:
-    """Write one .npz: a JSON header of all scalars, and arrays; no pickle.
-
-    Raises:
-        ValueError: the name does not end in .npz, or the file cannot be written.
-    """
-    if Path(path).suffix != ".npz":
-        raise ValueError(f"{path} must end in .npz")
-    arrays: dict[str, NDArray[Any]] = {}
-    headers = []
-    for index, surface in enumerate(model.surfaces):
-        arrays |= {f"{index}/{part}": getattr(surface.trees, part) for part in TREE_PARTS}
-        header = {part: getattr(surface, part) for part in SCALARS}
-        header |= {"reference": dict(surface.reference), "layers": 0}
-        header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
-        network = surface.network
-        if network is not None:
-            arrays |= {f"{index}/weight{i}": weight for i, weight in enumerate(network.weights)}
-            arrays |= {f"{index}/bias{i}": bias for i, bias in enumerate(network.biases)}
-            header |= {part: getattr(network, part).tolist() for part in ("centre", "scale")}
-            header["layers"] = len(network.weights)
-        headers.append(header)
-    text = {"schema": SCHEMA, "provenance": dict(model.provenance), "surfaces": headers}
-    arrays["header"] = np.frombuffer(json.dumps(text, sort_keys=True).encode(), dtype=np.uint8)
-    try:
-        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
-
-
 SCALARS = ("kind", "dtype", "name", "device", "backward_over_forward", "rows")
 
 
-def load_surfaces(path: str | Path) -> SurfaceModel:
-    """Read what :func:`save_surfaces` wrote.
+def load_surfaces(path: str | Path, device: str | None = None) -> SurfaceModel:
+    """Read what :meth:`SurfaceModel.npz` wrote: all, or what one device needs.
 
     Raises:
         ValueError: the file is not one of these.
@@ -231,7 +224,11 @@ def load_surfaces(path: str | Path) -> SurfaceModel:
             header = json.loads(file["header"].tobytes())
             if header["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {header['schema']}")
-            surfaces = tuple(_surface(file, i, one) for i, one in enumerate(header["surfaces"]))
+            surfaces = tuple(
+                _surface(file, index, one)
+                for index, one in enumerate(header["surfaces"])
+                if device is None or one["device"] in (device, ANY)
+            )
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a file of {SCHEMA}: {error}") from error
     return SurfaceModel(surfaces=surfaces, provenance=header["provenance"])
@@ -256,7 +253,7 @@ def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any
 
 
 @cache
-def shipped_surfaces() -> SurfaceModel:
-    """The parameters that ship with the package."""
+def shipped_surfaces(device: str | None = None) -> SurfaceModel:
+    """The parameters that ship with the package: all, or what one device needs."""
     with resources.as_file(resources.files("estimator.cost") / "data" / "surfaces.npz") as path:
-        return load_surfaces(path)
+        return load_surfaces(path, device)

@@ -7,7 +7,7 @@ same device, and differ by 1 to 8 %.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from estimator.cost.network import Network
 from estimator.cost.oblivious import fit_trees
 from estimator.cost.surface import ANY, SIZES, Surface, SurfaceModel
 from estimator.cost.surface_features import features, floor_seconds
-from estimator.operators import SHAPES, FloatArray
-from estimator.samples import Samples, pooled
+from estimator.operators import FloatArray
+from estimator.samples import Samples, medians, pooled
 
 LEAST_M = 32
 """Rows of a product below this are of decoding, whose kernels (GEMV) are others."""
@@ -34,18 +34,8 @@ ROWS_OF_ANY = 8000
 GRAPHICS = ("l40s", "l4", "a10", "rtx-4090")
 """Boards whose clocks their power holds far lower than those of training parts: with L40S among
 them, the surface of the others misses more when each family in turn is left out."""
-ATTENTION_KERNELS: Mapping[str, str] = {
-    "flash_attention": "flash2",
-    "vllm_flash_attn": "flash2",
-    "vllm_flash_attn_fa2": "flash2",
-    "vllm_vit_flash_attn_fa2": "flash2",
-    "fa3": "cudnn",
-    "vllm_flash_attn_fa3": "cudnn",
-    "vllm_vit_flash_attn_fa3": "cudnn",
-    "flash_atten": "flash2",
-}
-"""Training's name for the class of a serving kernel; kernels that are not here are not fitted.
-FlashAttention 3 is of the class that cuDNN's fused attention is, on Hopper."""
+ATTENTION_KERNELS = ("flash1", "flash2", "cudnn")
+"""Those that stacks ask for; the rest of a table's attention is not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +75,18 @@ def fit_surfaces(samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 
             surfaces.append(fit_surface(table, ANY, shared, key, OF_ANY, seed=seed))
     if not surfaces:
         raise ValueError(f"no device has {LEAST_ROWS} forward rows of a product or attention")
-    return SurfaceModel(surfaces=tuple(surfaces))
+    return SurfaceModel(surfaces=tuple(surfaces), provenance=provenance(samples, hold_out, seed))
+
+
+def provenance(samples: Samples, hold_out: Sequence[str], seed: int) -> dict[str, Any]:
+    """What a file of parameters says of its samples: sources, rows left out by rule, the seed."""
+    sources, rows = np.unique(samples.source, return_counts=True)
+    return {
+        "sources": dict(zip(sources.tolist(), rows.tolist(), strict=True)),
+        "excluded": dict(samples.excluded),
+        "hold_out": list(hold_out),
+        "seed": seed,
+    }
 
 
 Key = tuple[str, str, str]
@@ -93,14 +94,13 @@ Key = tuple[str, str, str]
 
 
 def _trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
-    """Forward products of ``LEAST_M`` rows and attention of known kernels, under training names."""
+    """Forward products of ``LEAST_M`` rows or more, and attention of known kernels."""
     ops = samples.ops
-    names = np.array([ATTENTION_KERNELS.get(n, "") for n in ops.name.tolist()], dtype="U16")
-    attention = ops.kind == "attention"
+    attention = (ops.kind == "attention") & np.isin(ops.name, ATTENTION_KERNELS)
     product = np.isin(ops.kind, ("linear", "bmm")) & (ops.m >= LEAST_M)
-    keep = (product | (attention & (names != ""))) & (ops.phase == "forward")
+    keep = (product | attention) & (ops.phase == "forward")
     keep &= ~np.isin(samples.device, list(hold_out))
-    named = replace(ops, name=np.where(attention, names, ""))
+    named = replace(ops, name=np.where(attention, ops.name, ""))
     return replace(samples, ops=named).take(keep)
 
 
@@ -117,17 +117,6 @@ def _grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
             kind, dtype, name, device = (str(part) for part in label)
             found.setdefault((kind, dtype, name), {})[device] = table
     return found
-
-
-def medians(samples: Samples) -> Samples:
-    """One row a shape: the median of its measurements, by log seconds."""
-    shapes = np.stack([getattr(samples.ops, shape) for shape in SHAPES], axis=1)
-    _, first, group = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    ends = np.cumsum(np.bincount(group.ravel()))[:-1]
-    parts = np.split(np.log(samples.seconds)[order], ends)
-    middle = np.exp(np.array([np.median(part) for part in parts]))
-    return replace(samples.take(first), seconds=middle)
 
 
 def _some(table: Samples, draw: np.random.Generator) -> Samples:
