@@ -27,7 +27,50 @@ HELD_OUT = 0.2
 class Fitted(KernelModel, Protocol):
     """A kernel model that can be written to a file."""
 
-    def of_devices(samples: Samples, names: Sequence[str]) -> Rows:
+    def npz(self) -> bytes:
+        """One .npz file with all parameters, without pickle."""
+        ...
+
+
+Fit = Callable[[Samples], Fitted]
+Rows = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Relative errors of held-out rows of one operator on one device; ``bias`` is the median."""
+
+    split: str
+    device: str
+    kind: str
+    name: str
+    phase: str
+    dtype: str
+    rows: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+
+
+def fitter(form: str, *, hold_out: tuple[str, ...] = (), seed: int = 0) -> Fit:
+    """The fit of a form, ``samples -> model``; ``ValueError`` lists the known ones."""
+    if form == "surfaces":
+        from estimator.cost.train_surface import fit_surfaces
+
+        return partial(fit_surfaces, hold_out=hold_out, seed=seed)
+    if form == "regression":
+        from estimator.cost.regression import fit_regression
+
+        return partial(fit_regression, hold_out=hold_out, seed=seed)
+    if form == "tiles":
+        from estimator.cost.train_tiles import fit_tiles
+
+        return partial(fit_tiles, hold_out=hold_out, seed=seed)
+    raise ValueError(f"unknown form {form!r} of kernel models; use one of {', '.join(FORMS)}")
+
+
+def of_devices(samples: Samples, names: Sequence[str]) -> Rows:
     """Rows of some devices, shape (N,)."""
     return np.isin(samples.device, list(names))
 
