@@ -214,5 +214,5 @@ def _numbers(frame: pd.DataFrame, name: str) -> FloatArray:
     bad = np.isnan(numbers)
     if bad.any():
         row = int(np.argmax(bad))
-        raise ValueError(f"row {row + 1}: {name}={frame[name].iloc[row]!r} is not a number")
+        raise ValueError(f"row {row + 1}: {name}={frame[name].iloc[row]} is not a number")
     return numbers

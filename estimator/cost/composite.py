@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from estimator.cluster import Cluster, Device
 from estimator.cost.kernels import KernelModel
 from estimator.cost.roofline import Roofline, gemm_dtype, roofline
+from estimator.cost.surface import ANY, shipped_surfaces
 from estimator.lower.operators import flops
 from estimator.lower.slots import Columns, FloatArray
 from estimator.operators import NameArray, Operators, operators
@@ -49,9 +50,10 @@ class Composite:
     ) -> NameArray:
         """Where each price is from, shape (O, U): measured, learned, extrapolated or analytic."""
         names = np.full(ops.count.shape, self.analytic.origin, dtype="U12")
-        for rows, work in self._work(ops, workload, stack):
+        device = cluster.device
+        for rows, work in self._work(ops, workload, device, stack):
             unique, index = _distinct(work)
-            chosen = _origins(self.kernels, unique, cluster.device)
+            chosen = _origins(self.kernels, unique, device)
             cells = chosen[index].reshape(len(rows), -1)
             names[rows] = np.where(cells == "", names[rows], cells)
         return names
@@ -61,7 +63,7 @@ class Composite:
     ) -> list[tuple[NDArray[np.int64], FloatArray, NDArray[np.bool_]]]:
         """Slots, their seconds, and where some model knew them; (rows, U) each."""
         priced = []
-        for rows, work in self._work(ops, workload, stack):
+        for rows, work in self._work(ops, workload, device, stack):
             unique, index = _distinct(work)
             each = price(self.kernels, unique, device)[index].reshape(len(rows), -1)
             starts = np.maximum(ops.starts[rows], 1.0)
@@ -70,7 +72,7 @@ class Composite:
         return priced
 
     def _work(
-        self, ops: Columns, workload: Workload, stack: Stack
+        self, ops: Columns, workload: Workload, device: Device, stack: Stack
     ) -> list[tuple[NDArray[np.int64], Operators]]:
         """Slots with their cells as operators, row after row, by kind and dtype."""
         work = []
@@ -83,7 +85,7 @@ class Composite:
                 work.append((rows, _products(ops, rows, workload, low_precision=low_precision)))
         rows = ops.rows("attention")
         if len(rows):
-            work.append((rows, _attention(ops, rows, workload, stack)))
+            work.append((rows, _attention(ops, rows, workload, device, stack)))
         return work
 
 
@@ -94,13 +96,15 @@ def composite(device: Device, kernels: Sequence[KernelModel] | None = None) -> C
         device: What is priced.
         kernels: Models in order of preference, before the shipped ones.
     """
-    from estimator.cost.surface import shipped_surfaces
-
     surfaces = shipped_surfaces(device.name)
-    own = any(surface.device == device.name for surface in surfaces.surfaces)
+    own = tuple(surface for surface in surfaces.surfaces if surface.device != ANY)
+    analytic = roofline(device)
+    if analytic.origin == "analytic":
+        # Its roofline was fitted on tables of this device: nearer than surfaces of others.
+        surfaces = replace(surfaces, surfaces=own)
     return Composite(
         kernels=(*(kernels or ()), surfaces),
-        analytic=roofline(device),
+        analytic=analytic,
         origin="learned" if own or kernels else "extrapolated",
     )
 
@@ -150,16 +154,18 @@ def _products(
 
 
 def _attention(
-    ops: Columns, rows: NDArray[np.int64], workload: Workload, stack: Stack
+    ops: Columns, rows: NDArray[np.int64], workload: Workload, device: Device, stack: Stack
 ) -> Operators:
     """Causal attention of as many heads as the lowering's FLOPs are, which know of windows."""
     m, n, k = (np.maximum(getattr(ops, size)[rows], 1.0).ravel() for size in ("m", "n", "k"))
     backward = np.array([ops.slots[i].phase != "forward" for i in rows.tolist()])
     phase = np.repeat(np.where(backward, "backward", "forward"), ops.count.shape[1])
+    # Before Hopper, cuDNN's fused attention is of the class of FlashAttention 2: its table counts.
+    older = device.architecture in ("ampere", "ada") and stack.attention_kernel == "cudnn"
     one_head = operators(
         "attention",
         dtype=gemm_dtype(workload, low_precision=False),
-        name=stack.attention_kernel,
+        name="flash2" if older else stack.attention_kernel,
         phase=phase,
         m=m,
         n=n,

@@ -11,6 +11,7 @@ from estimator.operators import FloatArray
 
 Matrix = NDArray[np.float32]
 
+REACH = 3.0
 BLOCK = 8192
 """Rows that go through at a time: their activations stay in the cache."""
 
@@ -25,12 +26,16 @@ class Network:
     """(F,) means of the fitted features, and ``scale`` their deviations."""
     scale: FloatArray
 
+    def inputs(self, features: FloatArray) -> Matrix:
+        """Scaled features; beyond ``REACH`` deviations they count as there, not by a slope."""
+        return np.clip((features - self.centre) / self.scale, -REACH, REACH).astype(np.float32)
+
     def outputs(self, features: FloatArray) -> Matrix:
         """Outputs of N rows, shape (N, outputs), of features (N, F)."""
         parts = [np.zeros((0, self.biases[-1].shape[0]), dtype=np.float32)]
         for start in range(0, len(features), BLOCK):
             rows = features[start : start + BLOCK]
-            hidden = ((rows - self.centre) / self.scale).astype(np.float32)
+            hidden = self.inputs(rows)
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 hidden = np.maximum(hidden @ weight + bias, 0)
             parts.append(hidden @ self.weights[-1] + self.biases[-1])

@@ -48,6 +48,8 @@ class Surface:
     reference: Mapping[str, float]
     """Peak, bandwidth, L2 and multiprocessors of the fitted device: its efficiencies hold beside
     them, so that a faster memory in a what-if only moves the floor. Empty for ``ANY``."""
+    architectures: tuple[str, ...]
+    """Those of the fitted devices: kernels of others (before Ampere, or of AMD) are others."""
     network: Network | None
     """``None`` where trees alone were fitted, as for ``ANY``."""
     trees: ObliviousTrees
@@ -81,19 +83,11 @@ class SurfaceModel:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     name: str = "surfaces"
 
-    def own(self, ops: Operators, device: Device) -> NDArray[np.bool_]:
-        """Rows with a surface fitted on this very device, shape (N,)."""
-        return self._covered(ops, device, any_device=False)
-
     def covers(self, ops: Operators, device: Device) -> NDArray[np.bool_]:
-        """Rows with a surface of this device or of any, shape (N,)."""
-        return self._covered(ops, device, any_device=True)
-
-    def _covered(self, ops: Operators, device: Device, *, any_device: bool) -> NDArray[np.bool_]:
+        """Rows with a surface of this device, or of any device of its architecture, shape (N,)."""
         found = np.zeros(len(ops), dtype=bool)
         for surface in self._for(device):
-            if any_device or surface.device != ANY:
-                found |= _is_for(surface, ops)
+            found |= _is_for(surface, ops)
         return found & _has_peak(ops, device)
 
     def seconds(self, ops: Operators, device: Device) -> FloatArray:
@@ -127,7 +121,8 @@ class SurfaceModel:
     def _for(self, device: Device) -> list[Surface]:
         """Surfaces of the device, then those of any."""
         mine = [surface for surface in self.surfaces if surface.device == device.name]
-        return mine + [surface for surface in self.surfaces if surface.device == ANY]
+        others = [surface for surface in self.surfaces if surface.device == ANY]
+        return mine + [s for s in others if device.architecture in s.architectures]
 
     def _routes(self, run: Operators, device: Device) -> list[tuple[Surface, NDArray[np.int64]]]:
         """Each surface with its rows of kernels that run."""
@@ -157,6 +152,7 @@ class SurfaceModel:
             arrays |= {f"{index}/{part}": getattr(surface.trees, part) for part in TREE_PARTS}
             header = {part: getattr(surface, part) for part in SCALARS}
             header |= {"reference": dict(surface.reference), "layers": 0}
+            header["architectures"] = list(surface.architectures)
             header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
             network = surface.network
             if network is not None:
@@ -245,6 +241,7 @@ def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any
     return Surface(
         **{part: one[part] for part in SCALARS},
         reference=one["reference"],
+        architectures=tuple(one["architectures"]),
         network=network if layers else None,
         trees=ObliviousTrees(**{part: file[f"{index}/{part}"] for part in TREE_PARTS}),
         least=np.array(one["least"]),

@@ -142,6 +142,7 @@ def fit_surface(
         name=kernel,
         device=name,
         reference=_reference(own, dtype) if own else {},
+        architectures=tuple(sorted({device.architecture for device in devices})),
         network=network,
         trees=fit_trees(columns, excess - smooth, trees=effort.trees, seed=seed),
         least=sizes.min(axis=0),
@@ -189,7 +190,8 @@ def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: i
     torch.manual_seed(seed)
     centre, scale = columns.mean(axis=0), columns.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    inputs = torch.tensor((columns - centre) / scale, dtype=torch.float32)
+    scaled = Network(weights=(), biases=(), centre=centre, scale=scale).inputs(columns)
+    inputs = torch.from_numpy(scaled)
     targets = torch.tensor(values, dtype=torch.float32)
     layers = (columns.shape[1], WIDTH, WIDTH, 1)
     modules = []

@@ -45,13 +45,13 @@ def test_an_efficiency_is_learned_and_carried_to_shapes_not_seen(fitted):
 
 def test_a_device_without_samples_is_priced_by_the_others_and_says_so(fitted):
     model, _, ramp = fitted
-    b200 = load_device("b200")
+    other = load_device("h200")
     ops = operators("linear", dtype="bf16", m=4096, n=4096, k=4096)
     assert [surface.device for surface in model.surfaces] == ["a100-sxm-80gb", "h100-sxm", ANY]
     assert model.origin(ops, H100).tolist() == ["learned"]
-    assert model.origin(ops, b200).tolist() == ["extrapolated"]
-    expected = floor_seconds(ops, b200) / ramp(4096.0)
-    assert model.seconds(ops, b200) == pytest.approx(expected, rel=0.2)
+    assert model.origin(ops, other).tolist() == ["extrapolated"]
+    expected = floor_seconds(ops, other) / ramp(4096.0)
+    assert model.seconds(ops, other) == pytest.approx(expected, rel=0.2)
 
 
 def test_same_samples_and_seed_give_the_same_bytes(fitted):
@@ -90,6 +90,13 @@ def test_held_out_devices_leave_no_trace(fitted):
         fit_surfaces(both, hold_out=["h100-sxm", "a100-sxm-80gb"])
 
 
+def test_architectures_that_were_not_fitted_are_not_covered():
+    ops = operators("linear", dtype="bf16", m=4096, n=4096, k=4096)
+    for name in ("mi300x", "v100-sxm-32gb"):
+        device = load_device(name)
+        assert not shipped_surfaces(name).covers(ops, device).any()
+
+
 def test_kinds_without_a_surface_are_refused_by_row():
     ops = operators(["linear", "softmax"], dtype="bf16", m=64, n=64, k=64)
     model = shipped_surfaces("h100-sxm")
@@ -115,15 +122,12 @@ def test_attention_backward_takes_the_stated_ratio():
     assert backward / forward == pytest.approx(2.9)
 
 
-@given(st.lists(st.floats(-5, 5), min_size=8, max_size=40), st.integers(0, 3))
-def test_trees_never_leave_the_range_of_what_they_were_fitted_on(values, seed):
+@given(value=st.floats(-5, 5), rows=st.integers(1, 40), seed=st.integers(0, 3))
+def test_trees_stay_near_what_they_were_fitted_on(value, rows, seed):
     draw = np.random.default_rng(seed)
-    features = draw.normal(size=(len(values), 3))
-    trees = fit_trees(features, np.array(values), trees=20, seed=seed)
-    found = trees.predict(draw.normal(size=(50, 3)) * 10)
-    low, high = min(*values, 0.0), max(*values, 0.0)
-    slack = 0.05 * (high - low) + 1e-2
-    assert (found >= 2 * low - slack).all() and (found <= 2 * high + slack).all()
+    trees = fit_trees(draw.normal(size=(rows, 3)), np.full(rows, value), trees=200, seed=seed)
+    found = trees.predict(10 * draw.normal(size=(50, 3)))
+    assert (np.abs(found) <= 2 * abs(value) + 1e-3).all()
 
 
 def test_trees_learn_a_step():
@@ -134,10 +138,13 @@ def test_trees_learn_a_step():
 
 
 @given(
-    m=st.integers(1, 10**6), n=st.integers(1, 10**5), k=st.integers(1, 10**5), batch=st.integers(1, 64)
+    m=st.integers(1, 10**6),
+    n=st.integers(1, 10**5),
+    k=st.integers(1, 10**5),
+    batch=st.integers(1, 64),
 )
 def test_never_faster_than_light(m, n, k, batch):
     ops = operators("bmm", dtype="bf16", batch=batch, m=m, n=n, k=k)
-    for device in (H100, load_device("mi300x")):
+    for device in (H100, load_device("h100-pcie")):
         seconds = shipped_surfaces(device.name).seconds(ops, device)
         assert np.isfinite(seconds).all() and (seconds >= light_seconds(ops, device)).all()
