@@ -1,0 +1,194 @@
+"""Any PyTorch module as operator rows: forward and backward, with no weights and no GPU.
+
+The module runs once on tensors of the meta device (shapes without data) while a dispatch mode
+writes down each ATen call, and so does autograd's backward pass. ``torch.export`` and ``fx`` would
+need a module that they can trace whole, and give a graph of forward alone, from which backward
+must be derived by rules; here Python control flow on shapes just runs, and the calls of backward
+are those that autograd makes: two products for a linear, one where the input needs no gradient.
+
+Where PyTorch has another kernel on a GPU than on the meta device, the GPU's is put in its place:
+fused attention for ``scaled_dot_product_attention``, the fused dropout and the fused RMS norm.
+What a module does by the values of its tensors (``.item()``, ``nonzero``) cannot be followed; it
+is an error. The optimizer is not traced, casts of ``torch.autocast`` are not made: build the
+module in the dtype that it runs in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.lower.aten import Row, recognised, rows_of
+from estimator.lower.fusion import fused_rows
+from estimator.operators import Operators, operators
+
+if TYPE_CHECKING:
+    import torch
+
+INSTALL = "torch is not installed: pip install 'trainplan[learn]'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTrace:
+    """What one pass of a module runs; N rows, equal ones counted together."""
+
+    ops: Operators
+    in_backward: NDArray[np.bool_]
+    """Rows of the backward pass, shape (N,). ``ops.phase`` says which kernel it is instead: a
+    product that computes a gradient is one product like any other, with phase forward."""
+    parameters: int
+    """Elements of distinct parameters."""
+    unrecognised: Mapping[str, int]
+    """ATen operators that no rule knows, with their calls: counted as copies of their tensors."""
+
+
+def trace_module(
+    module: torch.nn.Module,
+    example_inputs: Any,
+    *,
+    training: bool,
+    fuse: bool = False,
+    accumulate: bool = False,
+) -> ModuleTrace:
+    """The operators that a module runs on inputs of these shapes.
+
+    Args:
+        module: on any device; its parameters and buffers are neither read nor changed.
+        example_inputs: a tensor, a sequence of arguments or a mapping of keyword arguments; only
+            shapes and dtypes of tensors matter.
+        training: forward and backward with the module's own modes (dropout runs where a part is in
+            training mode), from its ``loss`` if the output has one, else from every floating-point
+            output. Otherwise forward alone, in evaluation mode, without autograd.
+        fuse: chains of element-wise calls as one kernel each, as ``torch.compile`` makes them.
+        accumulate: gradients are there already and the new ones are added.
+
+    Raises:
+        ValueError: torch is absent, the module fails on meta tensors, or nothing needs a gradient.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ValueError(INSTALL) from error
+    from estimator.lower.recorder import Recorder
+
+    recorder = Recorder()
+    parameters = {name: _meta(value) for name, value in module.named_parameters()}
+    buffers = {name: _meta(value) for name, value in module.named_buffers()}
+    args, kwargs = _arguments(example_inputs)
+    if accumulate:
+        for value in parameters.values():
+            value.grad = torch.empty_like(value)
+    with (
+        _modes_kept(module, training),
+        torch.device("meta"),
+        torch.set_grad_enabled(training),
+        _told("forward"),
+        recorder.recording(backward=False),
+    ):
+        output = torch.func.functional_call(module, {**parameters, **buffers}, args, kwargs)
+    recorder.keep(output)
+    if training:
+        seeds = _differentiable(output)
+        if not seeds:
+            raise ValueError(
+                "no output of the module needs a gradient, so it has no backward pass; "
+                "price forward alone"
+            )
+        gradients = [torch.empty_like(seed) for seed in seeds]
+        with torch.device("meta"), _told("backward"), recorder.recording(backward=True):
+            torch.autograd.backward(seeds, gradients)
+    calls = recorder.calls
+    rows = fused_rows(calls) if fuse else [row for call in calls for row in rows_of(call)]
+    if not rows:
+        raise ValueError("the module runs no operator on these inputs")
+    return _trace(
+        rows,
+        parameters=sum(value.numel() for value in parameters.values()),
+        unrecognised=Counter(call.name for call in calls if not recognised(call) and rows_of(call)),
+    )
+
+
+def _trace(rows: Sequence[Row], *, parameters: int, unrecognised: Counter[str]) -> ModuleTrace:
+    counts = Counter(rows)
+    names = [field.name for field in fields(Row)]
+    columns = dict(zip(names, zip(*map(astuple, counts), strict=True), strict=True))
+    in_backward = np.array(columns.pop("in_backward"), dtype=bool)
+    ops = operators(**columns, count=list(counts.values()))
+    return ModuleTrace(
+        ops=ops,
+        in_backward=in_backward,
+        parameters=parameters,
+        unrecognised=dict(sorted(unrecognised.items())),
+    )
+
+
+def _meta(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, dtype and need of a gradient that holds nothing."""
+    import torch
+
+    made = torch.empty_like(value, device="meta")
+    return made.requires_grad_(value.requires_grad)
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+    from torch.utils import _pytree
+
+    for leaf in _pytree.tree_leaves(example_inputs):
+        if isinstance(leaf, torch.Tensor) and not leaf.numel():
+            raise ValueError(
+                f"an input has shape {tuple(leaf.shape)}: every dimension must be 1 or more"
+            )
+    moved = _pytree.tree_map_only(torch.Tensor, _meta, example_inputs)
+    if isinstance(moved, torch.Tensor):
+        return (moved,), {}
+    if isinstance(moved, Mapping):
+        return (), dict(moved)
+    if isinstance(moved, Sequence) and not isinstance(moved, str):
+        return tuple(moved), {}
+    raise ValueError(
+        f"example inputs are a {type(example_inputs).__name__}; give a tensor, a sequence of "
+        "arguments or a mapping of keyword arguments"
+    )
+
+
+@contextlib.contextmanager
+def _modes_kept(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """Evaluation mode for forward alone; each part has its own mode again afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        if not training:
+            module.train(False)
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Whatever the module raises, as one line that says where."""
+    try:
+        yield
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{what} of the module raised {type(error).__name__} on meta tensors (shapes without "
+            f"values): {first}"
+        ) from error
+
+
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    """The loss if there is one, else all floating-point outputs that need a gradient."""
+    import torch
+    from torch.utils import _pytree
+
+    loss = output.get("loss") if isinstance(output, Mapping) else None
+    leaves = _pytree.tree_leaves(output if loss is None else loss)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
