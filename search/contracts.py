@@ -137,8 +137,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("seconds", "forward_seconds", "backward_seconds"), _NUMBER),
         "kinds": [{"kind": str} | dict.fromkeys(("calls", "seconds", "flops", "bytes"), _NUMBER)],
         "operators": [{"kind": str, "name": str, "in_backward": bool, "origin": str}],
-        "unrecognised": dict,
-        "versions": dict,
+        **dict.fromkeys(("unrecognised", "assumed", "versions"), dict),
     },
     EXPLANATION: {"schema": str, "plans": [{"schema": str, "fits": bool, **PLAN_COSTS}]},
     VALIDATION: {

@@ -89,6 +89,7 @@ class ModuleEstimate:
             "kinds": self.kinds(),
             "operators": [dict(zip(columns, row, strict=True)) for row in rows],
             "unrecognised": self.trace.unrecognised,
+            "assumed": self.trace.assumed,
         }
 
     def slowest(self, most: int) -> NDArray[np.int64]:

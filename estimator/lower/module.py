@@ -9,8 +9,9 @@ are those that autograd makes: two products for a linear, one where the input ne
 Where PyTorch has another kernel on a GPU than on the meta device, the GPU's is put in its place:
 fused attention for ``scaled_dot_product_attention``, the fused dropout and the fused RMS norm.
 What a module does by the values of its tensors (``.item()``, ``nonzero``) cannot be followed; it
-is an error. The optimizer is not traced, casts of ``torch.autocast`` are not made: build the
-module in the dtype that it runs in.
+is an error, but for checks: ``all()`` is taken to hold and ``any()`` not to, and ``assumed`` counts
+them (transformers asks so whether a mask masks anything). The optimizer is not traced, casts of
+``torch.autocast`` are not made: build the module in the dtype that it runs in.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class ModuleTrace:
     """Elements of distinct parameters."""
     unrecognised: Mapping[str, int]
     """ATen operators that no rule knows, with their calls: counted as copies of their tensors."""
+    assumed: Mapping[str, int]
+    """Checks of tensors' values by what was asked: ``all`` was taken to hold, ``any`` not to."""
 
 
 def trace_module(
@@ -107,24 +110,17 @@ def trace_module(
     rows = fused_rows(calls) if fuse else [row for call in calls for row in rows_of(call)]
     if not rows:
         raise ValueError("the module runs no operator on these inputs")
-    return _trace(
-        rows,
-        parameters=sum(value.numel() for value in parameters.values()),
-        unrecognised=Counter(call.name for call in calls if not recognised(call) and rows_of(call)),
-    )
-
-
-def _trace(rows: Sequence[Row], *, parameters: int, unrecognised: Counter[str]) -> ModuleTrace:
+    unrecognised = Counter(call.name for call in calls if not recognised(call) and rows_of(call))
     counts = Counter(rows)
     names = [field.name for field in fields(Row)]
     columns = dict(zip(names, zip(*map(astuple, counts), strict=True), strict=True))
     in_backward = np.array(columns.pop("in_backward"), dtype=bool)
-    ops = operators(**columns, count=list(counts.values()))
     return ModuleTrace(
-        ops=ops,
+        ops=operators(**columns, count=list(counts.values())),
         in_backward=in_backward,
-        parameters=parameters,
+        parameters=sum(value.numel() for value in parameters.values()),
         unrecognised=dict(sorted(unrecognised.items())),
+        assumed=dict(recorder.assumed),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,13 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from estimator.lower.aten import Call, Value
 
+ANSWERS = {"all": True, "any": False}
+"""What a check of values says when all is well: ``isfinite(x).all()``, ``isnan(x).any()``."""
+
 
 class Recorder:
     """Calls in the order in which they run."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.assumed: Counter[str] = Counter()
+        """Answers given to questions about values, by what was asked."""
         self._backward = False
+        self._maker: dict[int, str] = {}
         self._versions: dict[int, int] = {}
         self._storages: list[torch.UntypedStorage] = []
         """Held, so that no two have the same address; tensors are not, so that autograd may
@@ -43,7 +50,7 @@ class Recorder:
     ) -> None:
         """Write down a kernel that stands for several calls."""
         operands, results = tuple(map(self.value, reads)), tuple(map(self.value, writes))
-        self.calls.append(
+        self.add(
             Call(
                 name=name,
                 arguments={},
@@ -52,6 +59,19 @@ class Recorder:
                 backward=self._backward,
             )
         )
+
+    def answer(self, tensor: torch.Tensor) -> bool | None:
+        """``ANSWERS`` to whether all or any elements are true; ``None`` to other questions."""
+        asked = self._maker.get(self.value(tensor).storage)
+        if tensor.dtype != torch.bool or asked not in ANSWERS:
+            return None
+        self.assumed[asked] += 1
+        return ANSWERS[asked]
+
+    def add(self, call: Call) -> None:
+        """Write down a call."""
+        self.calls.append(call)
+        self._maker.update((value.storage, call.name) for value in call.writes)
 
     def value(self, tensor: torch.Tensor) -> Value:
         """A tensor as it is now."""
@@ -94,6 +114,11 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        if name == "_local_scalar_dense":
+            answer = self.recorder.answer(args[0])
+            if answer is not None:
+                return answer
         bound = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
         changed = [
             bound[argument.name]
@@ -110,9 +135,9 @@ class _Dispatch(TorchDispatchMode):
         made = [new for new in map(value, _tensors(result)) if new.storage not in taken]
         made += map(self.recorder.written, _tensors(changed))
         if made:
-            self.recorder.calls.append(
+            self.recorder.add(
                 Call(
-                    name=func._schema.name.partition("::")[2],
+                    name=name,
                     arguments=arguments,
                     reads=reads,
                     writes=tuple(made),

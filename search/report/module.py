@@ -35,6 +35,9 @@ def module_text(value: ModuleEstimate) -> None:
     if value.trace.unrecognised:
         unknown = ", ".join(f"{name} x{n}" for name, n in value.trace.unrecognised.items())
         say(out, f"Not recognised, counted as copies of what they read and write: {unknown}")
+    if value.trace.assumed:
+        asked = ", ".join(f"{name}() x{n}" for name, n in value.trace.assumed.items())
+        say(out, f"Asked of tensors that have no values, all() taken to hold, any() not: {asked}")
 
 
 def _table(*columns: str, left: tuple[str, ...]) -> Table:
