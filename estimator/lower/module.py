@@ -78,34 +78,23 @@ def trace_module(
         import torch
     except ModuleNotFoundError as error:
         raise ValueError(INSTALL) from error
-    from estimator.lower.recorder import Recorder
+    from estimator.lower.recorder import OnePass, Recorder
 
     recorder = Recorder()
-    parameters = {name: _meta(value) for name, value in module.named_parameters()}
-    buffers = {name: _meta(value) for name, value in module.named_buffers()}
+    run = OnePass(module, recorder, backward=training)
+    state = {name: _meta(value) for name, value in [*run.named_parameters(), *run.named_buffers()]}
+    parameters = [state[name] for name, _ in run.named_parameters()]
     args, kwargs = _arguments(example_inputs)
     if accumulate:
-        for value in parameters.values():
-            value.grad = torch.empty_like(value)
-    with (
-        _modes_kept(module, training),
-        torch.device("meta"),
-        torch.set_grad_enabled(training),
-        _told("forward"),
-        recorder.recording(backward=False),
-    ):
-        output = torch.func.functional_call(module, {**parameters, **buffers}, args, kwargs)
-    recorder.keep(output)
-    if training:
-        seeds = _differentiable(output)
-        if not seeds:
-            raise ValueError(
-                "no output of the module needs a gradient, so it has no backward pass; "
-                "price forward alone"
-            )
-        gradients = [torch.empty_like(seed) for seed in seeds]
-        with torch.device("meta"), _told("backward"), recorder.recording(backward=True):
-            torch.autograd.backward(seeds, gradients)
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+    with _modes_kept(module, training), torch.device("meta"):
+        differentiable = torch.func.functional_call(run, state, args, kwargs)
+    if training and not differentiable:
+        raise ValueError(
+            "no output of the module needs a gradient, so it has no backward pass; "
+            "price forward alone"
+        )
     calls = recorder.calls
     rows = fused_rows(calls) if fuse else [row for call in calls for row in rows_of(call)]
     if not rows:
@@ -118,7 +107,7 @@ def trace_module(
     return ModuleTrace(
         ops=operators(**columns, count=list(counts.values())),
         in_backward=in_backward,
-        parameters=sum(value.numel() for value in parameters.values()),
+        parameters=sum(value.numel() for value in parameters),
         unrecognised=dict(sorted(unrecognised.items())),
         assumed=dict(recorder.assumed),
     )
@@ -165,26 +154,3 @@ def _modes_kept(module: torch.nn.Module, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-@contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Whatever the module raises, as one line that says where."""
-    try:
-        yield
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{what} of the module raised {type(error).__name__} on meta tensors (shapes without "
-            f"values): {first}"
-        ) from error
-
-
-def _differentiable(output: Any) -> list[torch.Tensor]:
-    """The loss if there is one, else all floating-point outputs that need a gradient."""
-    import torch
-    from torch.utils import _pytree
-
-    loss = output.get("loss") if isinstance(output, Mapping) else None
-    leaves = _pytree.tree_leaves(output if loss is None else loss)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]

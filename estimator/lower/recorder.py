@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -99,6 +99,47 @@ class Recorder:
         self.value(tensor)
         self._versions[tensor.untyped_storage()._cdata] += 1
         return self.value(tensor)
+
+
+class OnePass(torch.nn.Module):
+    """Runs a module forward, and backward if asked, as one call.
+
+    Backward runs inside, where a checkpoint that runs forward again finds the same parameters.
+    """
+
+    def __init__(self, module: torch.nn.Module, recorder: Recorder, *, backward: bool) -> None:
+        super().__init__()
+        self.module, self.recorder, self.backward = module, recorder, backward
+
+    def forward(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether any output needs a gradient."""
+        with (
+            _told("forward"),
+            torch.set_grad_enabled(self.backward),
+            self.recorder.recording(backward=False),
+        ):
+            output = self.module(*args, **kwargs)
+        self.recorder.keep(output)
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        ends = [t for t in _tensors(output if loss is None else loss) if t.requires_grad]
+        if self.backward and ends:
+            gradients = [torch.empty_like(end) for end in ends]
+            with _told("backward"), self.recorder.recording(backward=True):
+                torch.autograd.backward(ends, gradients)
+        return bool(ends)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Whatever the module raises, as one line that says where."""
+    try:
+        yield
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{what} of the module raised {type(error).__name__} on meta tensors (shapes without "
+            f"values): {first}"
+        ) from error
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -221,7 +262,10 @@ def _fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """FlashAttention, or the memory-efficient kernel under a mask; unfused where neither fits."""
+    """FlashAttention; under a mask the memory-efficient kernel, or cuDNN's where heads share keys.
+
+    Unfused where none of them fits.
+    """
     if query.dim() != 4 or query.shape[-1] != value.shape[-1]:
         return unfused(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -230,8 +274,11 @@ def _fused_attention(
     if attn_mask is None:
         call = aten._scaled_dot_product_flash_attention
         return call(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    call = aten._scaled_dot_product_efficient_attention
     graded = torch.is_grad_enabled()
+    if query.shape[1] == key.shape[1]:
+        call = aten._scaled_dot_product_efficient_attention
+        return call(query, key, value, attn_mask, graded, dropout_p, is_causal, scale=scale)[0]
+    call = aten._scaled_dot_product_cudnn_attention
     return call(query, key, value, attn_mask, graded, dropout_p, is_causal, scale=scale)[0]
 
 
