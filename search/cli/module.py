@@ -73,11 +73,11 @@ def estimate_module(
 
 def _check_options(context: typer.Context, module: str | None) -> None:
     """``ValueError`` for an option that would be passed over."""
-    for name in context.params:
+    for parameter in context.command.params:
+        name, option = str(parameter.name), parameter.opts[0]
         source = context.get_parameter_source(name)
         if source is None or source.name == "DEFAULT":
             continue
-        option = "--" + name.replace("_", "-")
         if module is None and name in OWN:
             raise ValueError(f"{option} needs --module package:factory")
         if module is not None and name not in OWN + SHARED:

@@ -453,7 +453,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6), training=st.booleans()
 )
