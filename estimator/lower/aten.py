@@ -4,6 +4,7 @@ A call is what PyTorch's dispatcher sees: a name, its arguments, the tensors tha
 writes. This file needs no torch.
 
 - ``mm``, ``addmm``, ``mv`` are linear, ``bmm``, ``baddbmm`` batched products; a bias rides along.
+- A grouped product (experts of a mixture) has equal groups: its FLOPs do not depend on them.
 - A convolution is its implicit GEMM, (pixels, in x kernel) x (in x kernel, out) in each group:
   its FLOPs are exact, its bytes count an input once for each place of the kernel, as im2col does.
 - Fused attention is one row; its backward another, of phase backward.
@@ -72,7 +73,9 @@ ELEMENTWISE = _names("""
     _adaptive_avg_pool2d_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm
     _native_batch_norm_legit _native_batch_norm_legit_no_training native_group_norm
     native_group_norm_backward mse_loss mse_loss_backward glu glu_backward cumsum cumprod sort
-    topk argsort logsumexp dot
+    topk argsort logsumexp dot softplus_backward floor_divide histc binary_cross_entropy
+    binary_cross_entropy_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
+    huber_loss_backward
 """)
 """Of no ``pointwise`` or ``reduction`` tag in torch, and known all the same."""
 GATHERS = _names("index index_select gather take _unsafe_index")
@@ -202,6 +205,21 @@ def _matrix_product(left: str, right: str) -> Callable[[Call], tuple[Row, ...]]:
     return rows
 
 
+def _grouped_product(call: Call) -> tuple[Row, ...]:
+    """Experts of a mixture, with equal shares of the tokens: the dimension that the groups cut."""
+    a, b, ends = call.arguments["self"], call.arguments["mat2"], call.arguments.get("offs")
+    groups = ends.size if ends is not None else a.shape[0]
+    m, k, n = float(a.shape[-2]), float(a.shape[-1]), float(b.shape[-1])
+    ranks = len(a.shape), len(b.shape)
+    if ranks == (2, 3):
+        m /= groups
+    elif ranks == (3, 2):
+        n /= groups
+    elif ranks == (2, 2):
+        k /= groups
+    return (_product(call, "linear", a, batch=groups, m=m, n=n, k=k),)
+
+
 def _convolution_sizes(call: Call, out: Value) -> tuple[int, int, int, int]:
     """(groups, pixels, columns, reduction) of the implicit GEMM of forward."""
     weight, groups = call.arguments["weight"], int(call.arguments["groups"])
@@ -290,6 +308,7 @@ PRODUCTS: Mapping[str, Callable[[Call], tuple[Row, ...]]] = {
     "mv": _matrix_product("self", "vec"),
     "addmv": _matrix_product("mat", "vec"),
     "_scaled_mm": _matrix_product("self", "mat2"),
+    "_grouped_mm": _grouped_product,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "embedding": _embedding,

@@ -27,7 +27,7 @@ class Recorder:
         self.assumed: Counter[str] = Counter()
         """Answers given to questions about values, by what was asked."""
         self._backward = False
-        self._maker: dict[int, str] = {}
+        self._maker: dict[int, Call] = {}
         self._versions: dict[int, int] = {}
         self._storages: list[torch.UntypedStorage] = []
         """Held, so that no two have the same address; tensors are not, so that autograd may
@@ -62,16 +62,24 @@ class Recorder:
 
     def answer(self, tensor: torch.Tensor) -> bool | None:
         """``ANSWERS`` to whether all or any elements are true; ``None`` to other questions."""
-        asked = self._maker.get(self.value(tensor).storage)
+        maker = self._maker.get(self.value(tensor).storage)
+        asked = "" if maker is None else maker.name
+        if maker is not None and maker.name == "eq" and self._counts_true(maker.reads[0]):
+            asked = "all"
         if tensor.dtype != torch.bool or asked not in ANSWERS:
             return None
         self.assumed[asked] += 1
         return ANSWERS[asked]
 
+    def _counts_true(self, value: Value) -> bool:
+        """Whether it is a sum of booleans: transformers asks ``mask.sum() == mask.numel()``."""
+        maker = self._maker.get(value.storage)
+        return maker is not None and maker.name == "sum" and maker.reads[0].dtype == "bool"
+
     def add(self, call: Call) -> None:
         """Write down a call."""
         self.calls.append(call)
-        self._maker.update((value.storage, call.name) for value in call.writes)
+        self._maker.update((value.storage, call) for value in call.writes)
 
     def value(self, tensor: torch.Tensor) -> Value:
         """A tensor as it is now."""
@@ -84,6 +92,8 @@ class Recorder:
         elements = 1
         for size, stride in zip(shape, tensor.stride(), strict=True):
             elements *= size if stride or not size else 1
+        # Windows over a storage may show an element several times.
+        elements = min(elements, storage.nbytes() // tensor.element_size())
         return Value(
             storage=address,
             version=self._versions[address],
@@ -161,20 +171,13 @@ class _Dispatch(TorchDispatchMode):
             if answer is not None:
                 return answer
         bound = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
-        changed = [
-            bound[argument.name]
-            for argument in func._schema.arguments
-            if argument.alias_info is not None
-            and argument.alias_info.is_write
-            and bound.get(argument.name) is not None
-        ]
         value = self.recorder.value
         arguments = _pytree.tree_map_only(torch.Tensor, value, bound)
         reads = tuple(leaf for leaf in _pytree.tree_leaves(arguments) if isinstance(leaf, Value))
         result = func(*args, **kwargs)
         taken = {read.storage for read in reads}
         made = [new for new in map(value, _tensors(result)) if new.storage not in taken]
-        made += map(self.recorder.written, _tensors(changed))
+        made += map(self.recorder.written, _tensors([bound.get(n) for n in _changed(func)]))
         if made:
             self.recorder.add(
                 Call(
@@ -188,6 +191,12 @@ class _Dispatch(TorchDispatchMode):
                 )
             )
         return result
+
+
+def _changed(func: Any) -> list[str]:
+    """Arguments that an operator writes to."""
+    every = func._schema.arguments
+    return [a.name for a in every if a.alias_info is not None and a.alias_info.is_write]
 
 
 REDUCTIONS = frozenset(
