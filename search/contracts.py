@@ -130,7 +130,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "versions": dict,
     },
     MODULE: {
-        **dict.fromkeys(("schema", "module", "cost"), str),
+        **dict.fromkeys(("schema", "module", "cost", "mode"), str),
         "device": dict,
         "fused": bool,
         "parameters": int,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from estimator.cost.kernels import PRODUCTS, KernelModel
 from estimator.lower.module import INSTALL, ModuleTrace, trace_module
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray, NameArray, Operators
+from estimator.workload import Mode
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,8 @@ class ModuleEstimate:
     name: str
     device: Device
     cost: str
+    mode: str
+    """train (forward and backward) or forward."""
     fused: bool
     trace: ModuleTrace
     seconds: FloatArray
@@ -81,6 +84,7 @@ class ModuleEstimate:
             "module": self.name,
             "device": self.device,
             "cost": self.cost,
+            "mode": self.mode,
             "fused": self.fused,
             "parameters": self.trace.parameters,
             "seconds": float(self.seconds.sum()),
@@ -103,7 +107,7 @@ def price_module(
     inputs: Sequence[str] = (),
     device: Device,
     model: KernelModel,
-    training: bool,
+    mode: str = "train",
     fuse: bool = False,
     tf32: bool = False,
 ) -> ModuleEstimate:
@@ -112,9 +116,11 @@ def price_module(
     This runs the user's code: the import, the factory and the module's Python.
 
     Raises:
-        ValueError: torch is absent, the name gives no module, the module fails on these inputs, or
-            an operator has no price on this device.
+        ValueError: the mode is unknown, torch is absent, the name gives no module, the module
+            fails on these inputs, or an operator has no price on this device.
     """
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode={mode} must be one of {', '.join(get_args(Mode))}")
     shapes = [parse_input(text) for text in inputs]
     with contextlib.redirect_stdout(sys.stderr):  # standard output is the answer's alone
         module, example = load_module(name)
@@ -125,7 +131,7 @@ def price_module(
                 f"{name} gives a module without inputs; add --input 8,1024:int64 (once for each "
                 "argument), or return (module, inputs)"
             )
-        trace = trace_module(module, example, training=training, fuse=fuse)
+        trace = trace_module(module, example, training=mode == "train", fuse=fuse)
     ops = trace.ops
     if tf32:
         rounded = np.isin(ops.kind, PRODUCTS) & (ops.dtype == "fp32")
@@ -134,6 +140,7 @@ def price_module(
         name=name,
         device=device,
         cost=model.name,
+        mode=mode,
         fused=fuse,
         trace=replace(trace, ops=ops),
         seconds=model.seconds(ops, device),
@@ -232,20 +239,3 @@ def _told(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"{what} {type(error).__name__}: {first}") from error
-
-
-def shape_words(ops: Operators, row: int) -> str:
-    """The size of one operator as people write it."""
-    size: Mapping[str, int] = {
-        name: int(getattr(ops, name)[row]) for name in ("batch", "m", "n", "k", "heads", "kv_heads")
-    }
-    if ops.kind[row] == "attention":
-        causal = " causal" if ops.causal[row] else ""
-        return (
-            f"{size['batch']} x {size['heads']}/{size['kv_heads']} heads x "
-            f"{size['m']} x {size['n']} x {size['k']}{causal}"
-        )
-    if ops.kind[row] in ("linear", "bmm"):
-        batch = f"{size['batch']} x " if size["batch"] > 1 else ""
-        return f"{batch}{size['m']} x {size['n']} x {size['k']}"
-    return f"{size['m']} x {size['n']}"
