@@ -42,7 +42,15 @@ def estimate(
     Exit status 1 says that the plan does not fit; the answer is printed all the same.
     """
     if estimate_module(
-        context, module, inputs=input, device=device, fuse=fuse, tf32=tf32, mode=mode, json=json
+        context,
+        module,
+        inputs=input,
+        device=device,
+        fuse=fuse,
+        tf32=tf32,
+        mode=mode,
+        cost=cost,
+        json=json,
     ):
         return 0
     if plan is None:

@@ -29,7 +29,7 @@ Tf32 = Annotated[
 ]
 OWN = ("module", "input", "device", "fuse", "tf32")
 """Options that only a module has."""
-SHARED = ("mode", "json")
+SHARED = ("mode", "cost", "json")
 
 
 def estimate_module(
@@ -41,14 +41,15 @@ def estimate_module(
     fuse: bool,
     tf32: bool,
     mode: str,
+    cost: str,
     json: str | None,
 ) -> bool:
     """Price the module if one is named; whether it was."""
     _check_options(context, module)
     if module is None:
         return False
-    if mode not in ("train", "forward"):
-        raise ValueError(f"mode={mode} must be one of train, forward")
+    if cost != "analytic":
+        raise ValueError(f"cost={cost} prices plans of a --model alone; use analytic for a module")
     from estimator.catalog import load_device
     from estimator.cost.analytic_kernels import AnalyticKernels
     from search import contracts
@@ -60,7 +61,7 @@ def estimate_module(
         inputs=inputs or (),
         device=load_device(device),
         model=AnalyticKernels(),
-        training=mode == "train",
+        mode=mode,
         fuse=fuse,
         tf32=tf32,
     )

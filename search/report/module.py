@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from rich.table import Table
 
-from search.module import ModuleEstimate, shape_words
+from estimator.operators import Operators
+from search.module import ModuleEstimate
 from search.report.units import console, large, say, seconds, share
 
 LISTED = 10
@@ -75,3 +76,20 @@ def _slowest_table(value: ModuleEstimate, total: float) -> Table:
             share(float(value.seconds[row]), total),
         )
     return table
+
+
+def shape_words(ops: Operators, row: int) -> str:
+    """The size of one operator as people write it."""
+    size = {
+        name: int(getattr(ops, name)[row]) for name in ("batch", "m", "n", "k", "heads", "kv_heads")
+    }
+    if ops.kind[row] == "attention":
+        causal = " causal" if ops.causal[row] else ""
+        return (
+            f"{size['batch']} x {size['heads']}/{size['kv_heads']} heads x "
+            f"{size['m']} x {size['n']} x {size['k']}{causal}"
+        )
+    if ops.kind[row] in ("linear", "bmm"):
+        batch = f"{size['batch']} x " if size["batch"] > 1 else ""
+        return f"{batch}{size['m']} x {size['n']} x {size['k']}"
+    return f"{size['m']} x {size['n']}"

@@ -84,6 +84,7 @@ def test_the_document_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     read = priced(capsys, "--module", "own_network:mlp")
     assert read["schema"] == "trainplan.module.v1" and read["module"] == "own_network:mlp"
     assert read["device"]["name"] == "h100-sxm" and read["cost"] == "analytic"
+    assert read["mode"] == "train" and not read["fused"]
     assert read["parameters"] == 2 * 1024 * 4096 + 4096 + 1024
     assert read["seconds"] == pytest.approx(read["forward_seconds"] + read["backward_seconds"])
     for part in ("seconds", "flops", "bytes"):
@@ -170,6 +171,7 @@ def test_inputs_by_shape(capsys: pytest.CaptureFixture[str]) -> None:
         ("own_network", "module=own_network must be package:factory"),
         ("own_network:mlp --device h900", "unknown device 'h900'"),
         ("own_network:mlp --mode test", "mode=test must be one of train, forward"),
+        ("own_network:mlp --cost amped", "cost=amped prices plans of a --model alone"),
         ("own_network:mlp --plan tp=2", "--plan is for plans of a --model; leave it out"),
         ("own_network:mlp --model gpt2", "--model is for plans of a --model; leave it out"),
         ("own_network:mlp --seq 16", "--seq is for plans of a --model; leave it out"),
