@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import Plan, Plans, Workload
@@ -106,6 +106,7 @@ def test_fp8_blocks_run_at_the_rate_of_fp8() -> None:
     assert MODEL.seconds(blocks, H100) == MODEL.seconds(plain, H100)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(KINDS), min_size=1, max_size=8),
     st.sampled_from(("forward", "backward")),
