@@ -23,11 +23,13 @@ from spaces import Problem
 
 if TYPE_CHECKING:
     from estimator.simulate import Simulation
+    from search.module import ModuleEstimate
 
 RECOMMENDATION = "trainplan.recommendation.v1"
 CATALOG = "trainplan.catalog.v1"
 ESTIMATE = "trainplan.estimate.v1"
 EXPLANATION = "trainplan.explanation.v1"
+MODULE = "trainplan.module.v1"
 SIMULATION = "trainplan.simulation.v1"
 SWEEP = "trainplan.sweep.v1"
 VALIDATION = "trainplan.validation.v1"
@@ -126,6 +128,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             | {"seconds": _NUMBER, "micro_batch": (int, type(None))}
         ],
         "versions": dict,
+    },
+    MODULE: {
+        **dict.fromkeys(("schema", "module", "cost", "mode"), str),
+        "device": dict,
+        "fused": bool,
+        "parameters": int,
+        **dict.fromkeys(("seconds", "forward_seconds", "backward_seconds"), _NUMBER),
+        "kinds": [{"kind": str} | dict.fromkeys(("calls", "seconds", "flops", "bytes"), _NUMBER)],
+        "operators": [{"kind": str, "name": str, "in_backward": bool, "origin": str}],
+        **dict.fromkeys(("unrecognised", "assumed", "versions"), dict),
     },
     EXPLANATION: {"schema": str, "plans": [{"schema": str, "fits": bool, **PLAN_COSTS}]},
     VALIDATION: {
@@ -332,6 +344,11 @@ def simulation(problem: Problem, cost: str, value: Simulation, limit: str) -> di
         ],
         "versions": versions(),
     }
+
+
+def module(value: ModuleEstimate) -> dict[str, Any]:
+    """The document ``trainplan.module.v1``: one pass of a PyTorch module, operator by operator."""
+    return {"schema": MODULE, **plain(value.to_dict()), "versions": versions()}
 
 
 def explanation(estimates: list[dict[str, Any]]) -> dict[str, Any]:

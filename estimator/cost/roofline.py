@@ -12,6 +12,7 @@ import numpy as np
 
 from estimator.cluster import Cluster, Device
 from estimator.cost.collectives import ROUNDS, collective_seconds
+from estimator.lower.operators import ATTENTION_BACKWARD
 from estimator.lower.slots import Columns, FloatArray
 from estimator.stack import Stack
 from estimator.workload import CAST_PRECISIONS, Workload
@@ -65,21 +66,19 @@ class Roofline:
             if len(rows):
                 dtype = gemm_dtype(workload, low_precision=low_precision)
                 starts = ops.starts[rows] * self.saturation_flops
-                seconds[rows] = self._gemm(ops.flops[rows] + starts, ops.bytes[rows], dtype, device)
+                flops = ops.flops[rows] + starts
+                seconds[rows] = self.gemm_seconds(flops, ops.bytes[rows], dtype, device)
         rows = ops.rows("attention")
         if len(rows):
             kernel = self.kernel(stack.attention_kernel, device)
             dtype = gemm_dtype(workload, low_precision=False)
             keys = ops.n[rows]
-            rate = device.peaks[dtype] * kernel.efficiency * keys / (keys + kernel.half_length)
-            rate = rate * np.where(ops.k[rows] < SMALL_HEAD, kernel.small_head, 1.0)
             backward = np.array([ops.slots[i].phase != "forward" for i in rows])
-            # Backward's 2.5 times the FLOPs take ``backward_over_forward`` times as long.
-            factor = np.where(backward, kernel.backward_over_forward / 2.5, 1.0)
+            factor = np.where(backward, kernel.backward_over_forward / ATTENTION_BACKWARD, 1.0)
+            rate = self.attention_rate(kernel, keys, ops.k[rows], dtype, device)
             seconds[rows] = factor[:, None] * ops.flops[rows] / rate
         rows = ops.rows("memory")
-        bandwidth = device.bandwidth * self.memory_bandwidth
-        seconds[rows] = ops.bytes[rows] / bandwidth + self.memory_overhead
+        seconds[rows] = self.memory_seconds(ops.bytes[rows], device)
         if device.host is not None:
             rows = ops.rows("host_copy")
             seconds[rows] = ops.bytes[rows] / device.host.bandwidth
@@ -109,10 +108,29 @@ class Roofline:
             )
         return self.attention[name]
 
-    def _gemm(self, flops: FloatArray, moved: FloatArray, dtype: str, device: Device) -> FloatArray:
+    def gemm_seconds(
+        self, flops: FloatArray, moved: FloatArray, dtype: str, device: Device
+    ) -> FloatArray:
+        """Seconds of GEMMs; ``flops`` includes ``saturation_flops`` for each of them."""
         rate = device.peaks[dtype] * self.gemm_efficiency[dtype]
         bandwidth = device.bandwidth * self.gemm_bandwidth
         return np.maximum(flops / rate, moved / bandwidth) + self.gemm_overhead
+
+    def attention_rate(
+        self,
+        kernel: AttentionKernel,
+        keys: FloatArray,
+        head_dim: FloatArray,
+        dtype: str,
+        device: Device,
+    ) -> FloatArray:
+        """FLOP/s of fused attention forward; of backward's FLOPs too, but for its own ratio."""
+        rate = device.peaks[dtype] * kernel.efficiency * keys / (keys + kernel.half_length)
+        return rate * np.where(head_dim < SMALL_HEAD, kernel.small_head, 1.0)
+
+    def memory_seconds(self, moved: FloatArray, device: Device) -> FloatArray:
+        """Seconds of kernels that only move memory."""
+        return moved / (device.bandwidth * self.memory_bandwidth) + self.memory_overhead
 
 
 def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:

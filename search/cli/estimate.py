@@ -1,4 +1,4 @@
-"""``trainplan estimate``: what one plan costs."""
+"""``trainplan estimate``: what one plan costs, or one pass of a PyTorch module."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from search.cli import options
+from search.cli.module import Fuse, InputShapes, ModuleName, OneDevice, Tf32, estimate_module
 
 
 def estimate(
+    context: typer.Context,
     plan: Annotated[
-        str, typer.Option("--plan", help="tp=8,pp=4,mbs=1,...; dp is what is left of the GPUs.")
-    ],
+        str | None,
+        typer.Option("--plan", help="tp=8,pp=4,mbs=1,...; dp is what is left of the GPUs."),
+    ] = None,
     model: options.ModelName = options.EXAMPLE_MODEL,
     cluster: options.ClusterName = options.EXAMPLE_CLUSTER,
     global_batch: options.GlobalBatch = options.EXAMPLE_BATCH,
@@ -28,11 +31,30 @@ def estimate(
     stack: options.StackName = "megatron",
     cost: options.CostName = "analytic",
     json: options.JsonFile = None,
+    module: ModuleName = None,
+    input: InputShapes = None,
+    device: OneDevice = "h100-sxm",
+    fuse: Fuse = False,
+    tf32: Tf32 = False,
 ) -> int:
-    """Price one plan: seconds and bytes, part by part.
+    """Price one plan: seconds and bytes, part by part; or, with --module, one PyTorch module.
 
     Exit status 1 says that the plan does not fit; the answer is printed all the same.
     """
+    if estimate_module(
+        context,
+        module,
+        inputs=input,
+        device=device,
+        fuse=fuse,
+        tf32=tf32,
+        mode=mode,
+        cost=cost,
+        json=json,
+    ):
+        return 0
+    if plan is None:
+        raise ValueError("no plan: add --plan tp=8,pp=4,... (or --module package:factory)")
     problem = options.load_problem(
         model=model,
         cluster=cluster,
