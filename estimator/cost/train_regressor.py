@@ -1,0 +1,184 @@
+"""Fitting one operator's efficiency: an affine line, a forest or boosted trees, by what they miss.
+
+Each form is scored on samples that it has not seen: whole shapes left out in turn, and the largest
+fifth left out at once. The one with the smaller sum of both is fitted on all samples. Trees need
+scikit-learn, which is imported here only while fitting.
+
+Suffixes: R rows, F features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.cluster import Device
+from estimator.cost.kernels import PRODUCTS, light_seconds
+from estimator.cost.regressor import (
+    FORMS,
+    SIZES,
+    Form,
+    Regressor,
+    affine_efficiency,
+    features,
+    floor_seconds,
+    identity,
+)
+from estimator.cost.trees import Trees, heap
+from estimator.lower.operators import flops, moved_bytes
+from estimator.operators import FloatArray, Operators
+from estimator.samples import Samples
+
+FEWEST_SHAPES = 60
+"""Distinct shapes under which only the affine form is fitted."""
+FOLDS = 3
+LARGEST = 0.2
+UNDER_LIGHT = 0.9
+"""Share of the speed of light that a time must reach: boards clock over their nominal peak."""
+BOOSTED = {"n_estimators": 40, "max_depth": 6, "learning_rate": 0.2, "subsample": 0.7}
+FOREST = {"n_estimators": 40, "max_depth": 6, "max_features": 0.7}
+FEWEST_IN_LEAF = 5
+
+Rows = NDArray[np.bool_]
+
+
+def fit_regressor(samples: Samples, device: Device, *, seed: int = 0) -> Regressor:
+    """Fit the samples of one operator (one kind, phase and dtype; of one name if not a product).
+
+    Raises:
+        ValueError: a time lies far under the speed of light.
+    """
+    ops, seconds = samples.ops, samples.seconds
+    _check_light(ops, seconds, device)
+    known = features(ops, device)
+    scores = {
+        form: (
+            _score(form, samples, device, known, folds(known, seed), seed),
+            _score(form, samples, device, known, [largest(ops)], seed),
+        )
+        for form in _possible(known)
+    }
+    best = min(scores, key=lambda form: (round(sum(scores[form]), 12), FORMS.index(form)))
+    everything = np.ones(len(ops), dtype=bool)
+    affine = fit_affine(ops, seconds)
+    trees = None
+    if best != "affine":
+        trees = fit_trees(best, known, _target(samples, device), everything, seed)
+    kind = str(ops.kind[0])
+    return Regressor(
+        device=device.name,
+        kind=kind,
+        name=identity(kind, str(ops.name[0])),
+        phase=str(ops.phase[0]),
+        dtype=str(ops.dtype[0]),
+        form=best,
+        affine=affine,
+        trees=trees,
+        low=known[: len(SIZES)].min(axis=1),
+        high=known[: len(SIZES)].max(axis=1),
+        rows=len(ops),
+        scores=scores,
+    )
+
+
+def _check_light(ops: Operators, seconds: FloatArray, device: Device) -> None:
+    light = light_seconds(ops, device)
+    bad = seconds < UNDER_LIGHT * light
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"{ops.kind[row]} {ops.name[row]!r} in {seconds[row]:.3g} s is faster than "
+            f"{device.name} can be ({light[row]:.3g} s); check the unit of its time, or leave it out"
+        )
+
+
+def _possible(known: FloatArray) -> tuple[Form, ...]:
+    shapes = len(np.unique(known, axis=1).T)
+    return FORMS if shapes >= FEWEST_SHAPES else ("affine",)
+
+
+def _target(samples: Samples, device: Device) -> FloatArray:
+    """Logarithm of the measured efficiency; arrays that stay in the cache may seem over 1."""
+    return np.minimum(np.log(floor_seconds(samples.ops, device) / samples.seconds), 0.0)
+
+
+def folds(known: FloatArray, seed: int) -> list[Rows]:
+    """Rows to leave out, fold by fold; equal shapes stay together."""
+    _, shape = np.unique(known, axis=1, return_inverse=True)
+    shape = np.ravel(shape)
+    order = np.random.default_rng(seed).permutation(int(shape.max()) + 1)
+    return [order[shape] % FOLDS == fold for fold in range(min(FOLDS, len(order)))]
+
+
+def largest(ops: Operators) -> Rows:
+    """The largest fifth by FLOPs, or by bytes for what is bound by memory."""
+    size = np.where(np.isin(ops.kind, PRODUCTS), flops(ops), moved_bytes(ops))
+    return np.asarray(size > np.quantile(size, 1 - LARGEST))
+
+
+def _score(
+    form: Form,
+    samples: Samples,
+    device: Device,
+    known: FloatArray,
+    left_out: list[Rows],
+    seed: int,
+) -> float:
+    """Mean relative error over the rows left out; 0 where there is nothing to leave out."""
+    errors = [
+        np.abs(held_out(form, samples, device, known, out, seed) / samples.seconds[out] - 1)
+        for out in left_out
+        if out.any() and not out.all()
+    ]
+    return float(np.concatenate(errors).mean()) if errors else 0.0
+
+
+def held_out(
+    form: Form, samples: Samples, device: Device, known: FloatArray, out: Rows, seed: int
+) -> FloatArray:
+    """Seconds of the rows left out, predicted from the others."""
+    ops = samples.ops.take(out)
+    floor = floor_seconds(ops, device)
+    if form == "affine":
+        line = fit_affine(samples.ops.take(~out), samples.seconds[~out])
+        return floor / affine_efficiency(line, ops, floor)
+    trees = fit_trees(form, known, _target(samples, device), ~out, seed)
+    return np.asarray(floor / np.exp(np.minimum(trees.predict(known[:, out]), 0.0)))
+
+
+def fit_affine(ops: Operators, seconds: FloatArray) -> FloatArray:
+    """``a + b FLOP + c bytes`` with non-negative terms and least relative errors, shape (3,)."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    terms = np.stack([np.ones(len(ops)), flops(ops), moved_bytes(ops)], axis=1)
+    scale = np.maximum((terms / seconds[:, None]).max(axis=0), np.finfo(float).tiny)
+    found, _ = nnls(terms / seconds[:, None] / scale, np.ones(len(ops)))
+    return np.asarray(found / scale, dtype=np.float64)
+
+
+def fit_trees(form: Form, known: FloatArray, target: FloatArray, rows: Rows, seed: int) -> Trees:
+    """A forest or boosted trees of scikit-learn on the chosen rows, as heaps.
+
+    Raises:
+        ValueError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.ensemble import (  # type: ignore[import-untyped]
+            GradientBoostingRegressor,
+            RandomForestRegressor,
+        )
+    except ImportError as error:
+        raise ValueError(
+            "fitting trees needs scikit-learn; pip install 'trainplan[learn]'"
+        ) from error
+    shared: dict[str, Any] = {"min_samples_leaf": FEWEST_IN_LEAF, "random_state": seed}
+    x, y = known[:, rows].T, target[rows]
+    if form == "forest":
+        forest = RandomForestRegressor(**FOREST, **shared).fit(x, y)
+        trees = [tree.tree_ for tree in forest.estimators_]
+        return heap(trees, base=0.0, scale=1 / len(trees))
+    boosted = GradientBoostingRegressor(**BOOSTED, **shared).fit(x, y)
+    trees = [tree.tree_ for tree in boosted.estimators_[:, 0]]
+    return heap(trees, base=float(np.mean(y)), scale=float(BOOSTED["learning_rate"]))
