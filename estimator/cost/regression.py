@@ -236,7 +236,9 @@ def _regressor(
         trees = Trees(base=base, **cut)
     return Regressor(
         **{name: header[name] for name in SCALARS},
-        **{name: np.array(header[name], dtype=np.float64) for name in ("affine", "low", "high")},
+        affine=np.array(header["affine"], dtype=np.float64),
+        low=np.array(header["low"], dtype=np.float64),
+        high=np.array(header["high"], dtype=np.float64),
         trees=trees,
         scores={form: (scores[0], scores[1]) for form, scores in header["scores"].items()},
     )
