@@ -69,7 +69,7 @@ def features(ops: Operators, device: Device) -> FloatArray:
 
 def _alignment(size: FloatArray) -> FloatArray:
     whole = np.asarray(np.minimum(size, 2.0**62), dtype=np.int64)
-    return np.minimum(whole & -whole, MOST_ALIGNED).astype(np.float64)
+    return np.asarray(np.minimum(whole & -whole, MOST_ALIGNED), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,8 @@ class Regressor:
 def affine_efficiency(affine: FloatArray, ops: Operators, floor: FloatArray) -> FloatArray:
     """Efficiency of ``a + b FLOP + c bytes`` over the floor, shape (R,); at most 1."""
     seconds = affine[0] + affine[1] * flops(ops) + affine[2] * moved_bytes(ops)
-    return np.clip(floor / np.maximum(seconds, floor), LEAST_EFFICIENCY, 1.0)
+    efficiency = floor / np.maximum(seconds, floor)
+    return np.asarray(np.clip(efficiency, LEAST_EFFICIENCY, 1.0), dtype=np.float64)
 
 
 def identity(kind: str, name: str) -> str:

@@ -61,9 +61,11 @@ class Trees:
             node = (features[self.feature[tree, 0]] > cuts[0]).astype(np.intp)
             for level in range(1, self.depth):
                 at = node + ((1 << level) - 1)
-                right = flat.take(starts.take(at) + rows) > cuts.take(at)
+                right = flat.take(starts.take(at, mode="clip") + rows, mode="clip") > cuts.take(
+                    at, mode="clip"
+                )
                 node = 2 * node + right
-            total += leaves[tree].take(node)
+            total += leaves[tree].take(node, mode="clip")
         return total
 
 
