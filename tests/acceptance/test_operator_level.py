@@ -1,7 +1,8 @@
 """Five measured runs of GPT-NeoX from learned operators, fitted collectives and the simulator.
 
 Nothing here is fitted on the runs: the operators are from samples of single operators, and the
-collectives from a microbenchmark on the same machine. Launch gaps between kernels are left out.
+collectives from a microbenchmark on the same machine. Gaps between kernels are left out: their share
+is known from GPT-20B's own traces, so the errors with them are printed and not asserted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tests.estimator.test_simulate_orders import pure
 
 MOST_STEP_ERROR = 0.06
 MOST_PART_ERROR = 0.15
+GAPS = 0.044
+"""Share of a layer's time in which a rank of GPT-20B runs no kernel (arXiv 2509.22832's traces)."""
 EXPLAINED = {
     ("GPT-20B 4-8-4", "dp all-reduce"): "the run's groups skip every other node: it took 29 % "
     "longer than 8-4-4's of the same ranks for 3 % more bytes, whose time is met",
@@ -53,12 +56,17 @@ class Prediction:
     transfer: float
 
     def step(self, micro_batches: int) -> float:
-        """Seconds of a step: 1F1B, then the reduction and update of every stage."""
+        """Seconds of a step: 1F1B, then the reduction and update of every stage.
+
+        DeepSpeed's transfers hide behind nothing, so they are part of each pass.
+        """
+        forward, backward = (
+            [seconds + self.transfer for seconds in part] for part in (self.forward, self.backward)
+        )
         work = replace(
-            pure(self.forward, self.backward, micro_batches),
+            pure(forward, backward, micro_batches),
             gradients=np.array(self.reductions),
             optimizer=np.array(self.updates),
-            crossing=self.transfer,
         )
         return simulate(build(work, Plan(pp=len(self.forward))).tasks).makespan
 
@@ -81,14 +89,15 @@ def update(run: Run, parameters: float, inside: int) -> float:
     return kernels(share) + collective("all_reduce", HALF * parameters, run.dp, inside) / 2
 
 
-def predict(run: Run) -> Prediction:
+def predict(run: Run, gaps: float = 0.0) -> Prediction:
+    busy = 1 - gaps
     activation = HALF * run.tokens * run.hidden
     tp = collective("all_reduce", activation, run.tp, min(run.tp, 4))
     inside = min(run.dp, max(1, 4 // run.tp))
-    forward = kernels(layer(run, "forward")) + run.reductions * tp
+    forward = kernels(layer(run, "forward")) / busy + run.reductions * tp
     # What is kept cut over tp is gathered before it is recomputed.
     gathered = tp / 2 if run.llama else 0.0
-    backward = kernels(layer(run, "backward")) + 2 * tp + gathered + forward
+    backward = kernels(layer(run, "backward")) / busy + 2 * tp + gathered + forward
     # Embedding and logits: one reduction each, in opposite passes.
     head = np.zeros(run.pp)
     tail = head.copy()
@@ -162,7 +171,9 @@ def errors(run: Run) -> dict[str, float]:
         "update": found.updates[0],
         "transfer": found.transfer,
         "step": found.step(run.micro_batches),
+        "step with gaps": predict(run, GAPS).step(run.micro_batches),
     }
+    truth["step with gaps"] = truth["step"]
     return {
         **{part: value / truth[part] - 1 for part, value in values.items()},
         "published step": truth["published step"] / truth["step"] - 1,
@@ -172,6 +183,7 @@ def errors(run: Run) -> dict[str, float]:
 def test_steps_from_learned_operators(capsys: pytest.CaptureFixture[str]) -> None:
     table = {run.name: errors(run) for run in RUNS}
     steps = np.array([parts["step"] for parts in table.values()])
+    gaps = np.array([parts["step with gaps"] for parts in table.values()])
     theirs = np.array([parts["published step"] for parts in table.values()])
     with capsys.disabled():
         for name, parts in table.items():
@@ -179,7 +191,8 @@ def test_steps_from_learned_operators(capsys: pytest.CaptureFixture[str]) -> Non
             print(f"\n{name} (%): {shown}", end="")
         print(
             f"\nmean |error| of the median step {np.abs(steps).mean():.2%}, "
-            f"bias {steps.mean():+.2%}; published {np.abs(theirs).mean():.2%}"
+            f"bias {steps.mean():+.2%}; with gaps {np.abs(gaps).mean():.2%}, {gaps.mean():+.2%}; "
+            f"published {np.abs(theirs).mean():.2%}, {theirs.mean():+.2%}"
         )
     assert np.abs(steps).mean() <= MOST_STEP_ERROR
     off = {
