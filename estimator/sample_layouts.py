@@ -277,9 +277,7 @@ def _oplevel_optimizer(frame: pd.DataFrame, stem: str) -> Samples:
     """
     stage = str(frame["op"].iloc[0]).removesuffix("_optimizer")
     if stage not in ("firstStage", "middleStage", "lastStage"):
-        raise ValueError(
-            f"unknown op {stage!r}; known are firstStage_, middleStage_ and lastStage_optimizer"
-        )
+        raise ValueError(f"unknown stage {stage!r}; known are firstStage, middleStage, lastStage")
     tp, hidden, layers = (_sizes(frame, name) for name in ("mp", "dim", "encoders"))
     parameters = layers * (12 * hidden**2 / tp + 13 * hidden)
     if stage != "middleStage":

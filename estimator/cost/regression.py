@@ -140,7 +140,7 @@ class RegressionModel:
             ValueError: the file is not one of these.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in ("header", *PARTS)}
             header = json.loads(arrays["header"].tobytes())
             if header["schema"] != SCHEMA:

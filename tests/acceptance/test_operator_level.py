@@ -1,8 +1,8 @@
 """Five measured runs of GPT-NeoX from learned operators, fitted collectives and the simulator.
 
 Nothing here is fitted on the runs: the operators are from samples of single operators, and the
-collectives from a microbenchmark on the same machine. Gaps between kernels are left out: their share
-is known from GPT-20B's own traces, so the errors with them are printed and not asserted.
+collectives from a microbenchmark on the same machine. Gaps between kernels are left out: their
+share is known from GPT-20B's own traces, so the errors with them are printed, not asserted.
 """
 
 from __future__ import annotations
