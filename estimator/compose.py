@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
+from estimator.cost.composite import composite
 from estimator.cost.roofline import roofline
 from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
 from estimator.layer import (
@@ -41,7 +42,7 @@ from estimator.workload import Workload
 
 SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
-COST_MODELS = ("analytic", "amped")
+COST_MODELS = ("analytic", "learned", "amped")
 
 
 @overload
@@ -186,7 +187,7 @@ def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
     if not isinstance(cost, str):
         return cost
     check_cost_model(cost)
-    return roofline(cluster.device)
+    return composite(cluster.device) if cost == "learned" else roofline(cluster.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,17 @@ AIC_DTYPES: Mapping[str, str] = {
     "fp8_block": "fp8_block",
     "nvfp4": "fp4",
 }
+AIC_ATTENTION: Mapping[str, str] = {
+    "flash_attention": "flash2",
+    "vllm_flash_attn": "flash2",
+    "vllm_flash_attn_fa2": "flash2",
+    "vllm_vit_flash_attn_fa2": "flash2",
+    "fa3": "cudnn",
+    "vllm_flash_attn_fa3": "cudnn",
+    "vllm_vit_flash_attn_fa3": "cudnn",
+}
+"""Training's name for the class of a serving kernel (FlashAttention 3 is of the class of cuDNN's
+fused attention on Hopper); other kernels keep their own."""
 VECTOR_READS: Mapping[str, tuple[float, float]] = {
     "add": (2.0, 1.0),
     "sub": (2.0, 1.0),
@@ -177,13 +188,14 @@ def _aic_gemm(frame: pd.DataFrame, stem: str) -> Samples:
 
 def _aic_attention(frame: pd.DataFrame, stem: str) -> Samples:
     causal = "num_key_value_heads" in frame.columns
+    kernels = _words(frame, "kernel_source")
     length = _sizes(frame, "isl")
     heads = _sizes(frame, "num_heads")
     made = samples(
         operators(
             "attention",
             dtype="bf16",
-            name=_words(frame, "kernel_source"),
+            name=[AIC_ATTENTION.get(kernel, kernel) for kernel in kernels.tolist()],
             batch=_sizes(frame, "batch_size"),
             m=length,
             n=length,

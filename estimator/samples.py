@@ -110,6 +110,20 @@ def pooled(parts: Sequence[Samples]) -> Samples:
     )
 
 
+def medians(made: Samples) -> Samples:
+    """One row for each device and operator: the median of its measurements, by log seconds."""
+    ops = made.ops
+    labels = [made.device, *(getattr(ops, name) for name in NAMES)]
+    words = [np.unique(label, return_inverse=True)[1].ravel() for label in labels]
+    shapes = np.stack([*words, *(getattr(ops, shape) for shape in SHAPES)], axis=1)
+    _, first, group = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    ends = np.cumsum(np.bincount(group.ravel()))[:-1]
+    parts = np.split(np.log(made.seconds)[order], ends)
+    middle = np.exp(np.array([np.median(part) for part in parts]))
+    return replace(made.take(first), seconds=middle)
+
+
 def load_samples(path: str | Path) -> Samples:
     """Read one file of samples: the schema above, or a published layout.
 

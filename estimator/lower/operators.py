@@ -8,9 +8,12 @@ the scores again: FlashAttention, arXiv 2205.14135, algorithm 4).
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from estimator.operators import DTYPE_BYTES, FloatArray, Operators
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.operators import DTYPE_BYTES, FloatArray, Operators, concatenate
 
 ATTENTION_BACKWARD = 2.5
 """Products of attention backward over forward: five to two."""
@@ -66,3 +69,18 @@ def moved_bytes(ops: Operators) -> FloatArray:
     rows = 2 * ops.m * ops.n + np.where(backward, ops.k * ops.n, 0.0)
     elements = np.where(ops.kind == "embedding", rows, elements)
     return np.asarray(element_bytes(ops) * elements, dtype=np.float64)
+
+
+def as_run(ops: Operators) -> tuple[Operators, NDArray[np.int64]]:
+    """Kernels that run, and the row of ``ops`` of each: a backward product is two forward ones.
+
+    Of Y (m, n) = X (m, k) W (k, n): dX = dY W' reduces over n, dW = X' dY over m. All other rows
+    stay as they are.
+    """
+    rows = np.arange(len(ops), dtype=np.int64)
+    both = np.isin(ops.kind, ("linear", "bmm")) & (ops.phase == "backward")
+    phase = np.where(both, "forward", ops.phase)
+    n, k = np.where(both, ops.k, ops.n), np.where(both, ops.n, ops.k)
+    inputs = replace(ops, phase=phase, n=n, k=k)
+    weights = replace(ops, phase=phase, m=ops.k, k=ops.m).take(both)
+    return concatenate([inputs, weights]), np.concatenate([rows, rows[both]])

@@ -1,0 +1,177 @@
+"""The best available price of every operator: measured, fitted here, fitted elsewhere, analytic.
+
+``--cost learned``. Products and attention go to the first kernel model that covers them, in that
+order; bytes, links and whatever no model knows stay with the analytic roofline. One table of the
+lowering has few distinct shapes, which are priced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.cluster import Cluster, Device
+from estimator.cost.kernels import KernelModel
+from estimator.cost.roofline import Roofline, gemm_dtype, roofline
+from estimator.lower.operators import flops
+from estimator.lower.slots import Columns, FloatArray
+from estimator.operators import NameArray, Operators, operators
+from estimator.stack import Stack
+from estimator.workload import CAST_PRECISIONS, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composite:
+    """A ``CostModel``: kernel models in order of preference over the analytic roofline."""
+
+    kernels: tuple[KernelModel, ...]
+    analytic: Roofline
+    origin: str
+    """learned where a model was fitted on this device, else extrapolated."""
+    name: str = "learned"
+
+    def seconds(
+        self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack
+    ) -> FloatArray:
+        """Seconds of each slot under each key, shape (O, U), its count included."""
+        seconds = self.analytic.seconds(ops, workload, cluster, stack)
+        for rows, priced, found in self._priced(ops, workload, cluster.device, stack):
+            cells = seconds[rows]
+            cells[found] = priced[found]
+            seconds[rows] = cells
+        return seconds
+
+    def origins(
+        self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack
+    ) -> NameArray:
+        """Where each price is from, shape (O, U): measured, learned, extrapolated or analytic."""
+        names = np.full(ops.count.shape, self.analytic.origin, dtype="U12")
+        for rows, work in self._work(ops, workload, stack):
+            unique, index = _distinct(work)
+            chosen = _origins(self.kernels, unique, cluster.device)
+            cells = chosen[index].reshape(len(rows), -1)
+            names[rows] = np.where(cells == "", names[rows], cells)
+        return names
+
+    def _priced(
+        self, ops: Columns, workload: Workload, device: Device, stack: Stack
+    ) -> list[tuple[NDArray[np.int64], FloatArray, NDArray[np.bool_]]]:
+        """Slots, their seconds, and where some model knew them; (rows, U) each."""
+        priced = []
+        for rows, work in self._work(ops, workload, stack):
+            unique, index = _distinct(work)
+            each = price(self.kernels, unique, device)[index].reshape(len(rows), -1)
+            starts = np.maximum(ops.starts[rows], 1.0)
+            runs = ops.count[rows] * np.where(ops.slots[rows[0]].kind == "gemm", starts, 1.0)
+            priced.append((rows, each * runs, np.isfinite(each) & (ops.flops[rows] > 0)))
+        return priced
+
+    def _work(
+        self, ops: Columns, workload: Workload, stack: Stack
+    ) -> list[tuple[NDArray[np.int64], Operators]]:
+        """Slots with their cells as operators, row after row, by kind and dtype."""
+        work = []
+        gemms = ops.rows("gemm")
+        for low_precision in (False, True):
+            chosen = [i for i in gemms.tolist() if ops.slots[i].low_precision is low_precision]
+            # The tables of fp8 and fp4 hold the casts, which the lowering has as kernels apart.
+            if chosen and not (low_precision and workload.precision in CAST_PRECISIONS):
+                rows = np.array(chosen, dtype=np.int64)
+                work.append((rows, _products(ops, rows, workload, low_precision=low_precision)))
+        rows = ops.rows("attention")
+        if len(rows):
+            work.append((rows, _attention(ops, rows, workload, stack)))
+        return work
+
+
+def composite(device: Device, kernels: Sequence[KernelModel] | None = None) -> Composite:
+    """The composite of a device: its own models first, the shipped surfaces by default.
+
+    Args:
+        device: What is priced.
+        kernels: Models in order of preference, before the shipped ones.
+    """
+    from estimator.cost.surface import shipped_surfaces
+
+    surfaces = shipped_surfaces(device.name)
+    own = any(surface.device == device.name for surface in surfaces.surfaces)
+    return Composite(
+        kernels=(*(kernels or ()), surfaces),
+        analytic=roofline(device),
+        origin="learned" if own or kernels else "extrapolated",
+    )
+
+
+def price(kernels: Sequence[KernelModel], ops: Operators, device: Device) -> FloatArray:
+    """Seconds by the first model that covers each row, shape (N,); NaN where none does."""
+    seconds = np.full(len(ops), np.nan)
+    for model, rows in _choose(kernels, ops, device):
+        seconds[rows] = model.seconds(ops.take(rows), device)
+    return seconds
+
+
+def _origins(kernels: Sequence[KernelModel], ops: Operators, device: Device) -> NameArray:
+    names = np.full(len(ops), "", dtype="U12")
+    for model, rows in _choose(kernels, ops, device):
+        names[rows] = model.origin(ops.take(rows), device)
+    return names
+
+
+def _choose(
+    kernels: Sequence[KernelModel], ops: Operators, device: Device
+) -> list[tuple[KernelModel, NDArray[np.int64]]]:
+    free = np.ones(len(ops), dtype=bool)
+    chosen = []
+    for model in kernels:
+        rows = np.flatnonzero(free & model.covers(ops, device))
+        if len(rows):
+            free[rows] = False
+            chosen.append((model, rows))
+    return chosen
+
+
+def _products(
+    ops: Columns, rows: NDArray[np.int64], workload: Workload, *, low_precision: bool
+) -> Operators:
+    m, n, k = (np.maximum(getattr(ops, size)[rows], 1.0) for size in ("m", "n", "k"))
+    starts = np.maximum(ops.starts[rows], 1.0)
+    batch = np.maximum(ops.flops[rows] / (2 * m * n * k * starts), 1e-9)
+    return operators(
+        "linear",
+        dtype=gemm_dtype(workload, low_precision=low_precision),
+        batch=batch.ravel(),
+        m=m.ravel(),
+        n=n.ravel(),
+        k=k.ravel(),
+    )
+
+
+def _attention(
+    ops: Columns, rows: NDArray[np.int64], workload: Workload, stack: Stack
+) -> Operators:
+    """Causal attention of as many heads as the lowering's FLOPs are, which know of windows."""
+    m, n, k = (np.maximum(getattr(ops, size)[rows], 1.0).ravel() for size in ("m", "n", "k"))
+    backward = np.array([ops.slots[i].phase != "forward" for i in rows.tolist()])
+    phase = np.repeat(np.where(backward, "backward", "forward"), ops.count.shape[1])
+    one_head = operators(
+        "attention",
+        dtype=gemm_dtype(workload, low_precision=False),
+        name=stack.attention_kernel,
+        phase=phase,
+        m=m,
+        n=n,
+        k=k,
+        causal=1.0,
+    )
+    heads = np.maximum(ops.flops[rows].ravel() / flops(one_head), 1e-9)
+    return replace(one_head, heads=heads, kv_heads=heads)
+
+
+def _distinct(ops: Operators) -> tuple[Operators, NDArray[np.int64]]:
+    """Distinct shapes, and which of them each row is."""
+    sizes = np.stack([ops.batch, ops.m, ops.n, ops.k, ops.heads, ops.phase == "backward"])
+    _, first, index = np.unique(sizes, axis=1, return_index=True, return_inverse=True)
+    return ops.take(first), index.ravel()

@@ -1,0 +1,259 @@
+"""Surfaces of efficiency, fitted on tables of measured products and attention in fp32 to fp4.
+
+Seconds are a roofline floor over an efficiency: ``floor * exp(network + trees)``. A small network
+takes the smooth part of log(seconds / floor), trees the jumps between kernels that it leaves. One
+surface is fitted per device, kind, dtype and name; those for ``ANY`` device, of the tables of
+several, price a device that has no table.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.cluster import Device
+from estimator.cost.kernels import light_seconds
+from estimator.cost.network import Network
+from estimator.cost.oblivious import ObliviousTrees
+from estimator.cost.surface_features import features, floor_seconds
+from estimator.lower.operators import as_run
+from estimator.operators import FloatArray, NameArray, Operators
+
+ANY = "any"
+"""Device of a surface that is for those without one of their own."""
+SCHEMA = "trainplan.surfaces.v1"
+SIZES = ("m", "n", "k")
+TREE_PARTS = ("edges", "feature", "cut", "leaves")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """Efficiency of one kind of kernel in one dtype on one device, or on ``ANY``."""
+
+    kind: str
+    dtype: str
+    name: str
+    """Kernel of attention (flash2, cudnn); empty for products."""
+    device: str
+    reference: Mapping[str, float]
+    """Peak, bandwidth, L2 and multiprocessors of the fitted device: its efficiencies hold beside
+    them, so that a faster memory in a what-if only moves the floor. Empty for ``ANY``."""
+    network: Network | None
+    """``None`` where trees alone were fitted, as for ``ANY``."""
+    trees: ObliviousTrees
+    least: FloatArray
+    """(3,) least and (``most``) largest m, n and k of the samples."""
+    most: FloatArray
+    backward_over_forward: float
+    """Seconds of attention's backward over its forward; products run their two gradients."""
+    rows: int
+
+    def seconds(self, ops: Operators, device: Device) -> FloatArray:
+        """Seconds of one forward run of each row, shape (N,)."""
+        fitted = _reference_device(self, device)
+        columns = features(ops, fitted)
+        excess = self.trees.predict(columns)
+        if self.network is not None:
+            excess += self.network.outputs(columns)[:, 0]
+        return floor_seconds(ops, device) * np.exp(np.maximum(excess, -3.0))
+
+    def outside(self, ops: Operators) -> NDArray[np.bool_]:
+        """Rows with a size beyond the samples', shape (N,)."""
+        sizes = np.stack([getattr(ops, size) for size in SIZES], axis=1)
+        return np.asarray(((sizes < self.least) | (sizes > self.most)).any(axis=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurfaceModel:
+    """A ``KernelModel`` of products and attention; every row goes to its own surface."""
+
+    surfaces: tuple[Surface, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "surfaces"
+
+    def own(self, ops: Operators, device: Device) -> NDArray[np.bool_]:
+        """Rows with a surface fitted on this very device, shape (N,)."""
+        return self._covered(ops, device, any_device=False)
+
+    def covers(self, ops: Operators, device: Device) -> NDArray[np.bool_]:
+        """Rows with a surface of this device or of any, shape (N,)."""
+        return self._covered(ops, device, any_device=True)
+
+    def _covered(self, ops: Operators, device: Device, *, any_device: bool) -> NDArray[np.bool_]:
+        found = np.zeros(len(ops), dtype=bool)
+        for surface in self._for(device):
+            if any_device or surface.device != ANY:
+                found |= _is_for(surface, ops)
+        return found & _has_peak(ops, device)
+
+    def seconds(self, ops: Operators, device: Device) -> FloatArray:
+        """Seconds of each row times its count, shape (N,); at least ``light_seconds`` each.
+
+        Raises:
+            ValueError: a row is not covered.
+        """
+        self._check(ops, device)
+        run, row = as_run(ops)
+        each = np.zeros(len(run))
+        for surface, rows in self._routes(run, device):
+            part = run.take(rows)
+            backward = (part.kind == "attention") & (part.phase == "backward")
+            forward = _forward(part)
+            factor = np.where(backward, surface.backward_over_forward, 1.0)
+            each[rows] = factor * surface.seconds(forward, device)
+        seconds = np.bincount(row, weights=each, minlength=len(ops))
+        return np.asarray(np.maximum(seconds, light_seconds(ops, device)) * ops.count)
+
+    def origin(self, ops: Operators, device: Device) -> NameArray:
+        """learned, or extrapolated on a device or at a size without samples, shape (N,)."""
+        self._check(ops, device)
+        run, row = as_run(ops)
+        outside = np.zeros(len(ops), dtype=bool)
+        for surface, rows in self._routes(run, device):
+            beyond = surface.outside(run.take(rows)) | (surface.device == ANY)
+            np.logical_or.at(outside, row[rows], beyond)
+        return np.where(outside, "extrapolated", "learned")
+
+    def _for(self, device: Device) -> list[Surface]:
+        """Surfaces of the device, then those of any."""
+        mine = [surface for surface in self.surfaces if surface.device == device.name]
+        return mine + [surface for surface in self.surfaces if surface.device == ANY]
+
+    def _routes(self, run: Operators, device: Device) -> list[tuple[Surface, NDArray[np.int64]]]:
+        """Each surface with its rows of kernels that run."""
+        free = np.ones(len(run), dtype=bool)
+        routes = []
+        for surface in self._for(device):
+            rows = np.flatnonzero(free & _is_for(surface, run))
+            if len(rows):
+                free[rows] = False
+                routes.append((surface, rows))
+        return routes
+
+    def _check(self, ops: Operators, device: Device) -> None:
+        covered = self.covers(ops, device)
+        if not covered.all():
+            row = int(np.argmin(covered))
+            raise ValueError(
+                f"row {row + 1}: no surface of {ops.dtype[row]} {ops.kind[row]} "
+                f"{ops.name[row]} on {device.name}; price it with another model"
+            )
+
+    def npz(self) -> bytes:
+        """The bytes of one .npz file: a JSON header of all scalars, and arrays; no pickle."""
+        arrays: dict[str, NDArray[Any]] = {}
+        headers = []
+        for index, surface in enumerate(self.surfaces):
+            arrays |= {f"{index}/{part}": getattr(surface.trees, part) for part in TREE_PARTS}
+            header = {part: getattr(surface, part) for part in SCALARS}
+            header |= {"reference": dict(surface.reference), "layers": 0}
+            header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
+            network = surface.network
+            if network is not None:
+                arrays |= {f"{index}/weight{i}": weight for i, weight in enumerate(network.weights)}
+                arrays |= {f"{index}/bias{i}": bias for i, bias in enumerate(network.biases)}
+                header |= {part: getattr(network, part).tolist() for part in ("centre", "scale")}
+                header["layers"] = len(network.weights)
+            headers.append(header)
+        text = {"schema": SCHEMA, "provenance": dict(self.provenance), "surfaces": headers}
+        arrays["header"] = np.frombuffer(json.dumps(text, sort_keys=True).encode(), dtype=np.uint8)
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        return file.getvalue()
+
+
+def _is_for(surface: Surface, ops: Operators) -> NDArray[np.bool_]:
+    # fp16 runs the same kernels on the same units as bf16.
+    dtypes = ("bf16", "fp16") if surface.dtype == "bf16" else (surface.dtype,)
+    found = np.isin(ops.dtype, dtypes)
+    if surface.kind == "attention":
+        return np.asarray(found & (ops.kind == "attention") & (ops.name == surface.name))
+    return np.asarray(found & np.isin(ops.kind, ("linear", "bmm")))
+
+
+def _has_peak(ops: Operators, device: Device) -> NDArray[np.bool_]:
+    peaks = [
+        dtype for dtype in np.unique(ops.dtype) if dtype.removesuffix("_block") in device.peaks
+    ]
+    return np.isin(ops.dtype, peaks)
+
+
+def _forward(ops: Operators) -> Operators:
+    return replace(ops, phase=np.full(len(ops), "forward"))
+
+
+def _reference_device(surface: Surface, device: Device) -> Device:
+    """The device that a surface was fitted on; for ``ANY``, the one that is priced."""
+    if surface.device == ANY:
+        return device
+    fitted = surface.reference
+    peak = fitted["peak"]
+    return Device(
+        name=surface.device,
+        architecture=device.architecture,
+        peaks=dict.fromkeys((surface.dtype.removesuffix("_block"), "bf16", "fp16"), peak),
+        memory_bytes=device.memory_bytes,
+        bandwidth=fitted["bandwidth"],
+        sms=int(fitted["sms"]),
+        l2_bytes=fitted["l2_bytes"],
+        tdp_watts=device.tdp_watts,
+    )
+
+
+SCALARS = ("kind", "dtype", "name", "device", "backward_over_forward", "rows")
+
+
+def load_surfaces(path: str | Path, device: str | None = None) -> SurfaceModel:
+    """Read what :meth:`SurfaceModel.npz` wrote: all, or what one device needs.
+
+    Raises:
+        ValueError: the file is not one of these.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(file["header"].tobytes())
+            if header["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {header['schema']}")
+            surfaces = tuple(
+                _surface(file, index, one)
+                for index, one in enumerate(header["surfaces"])
+                if device is None or one["device"] in (device, ANY)
+            )
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a file of {SCHEMA}: {error}") from error
+    return SurfaceModel(surfaces=surfaces, provenance=header["provenance"])
+
+
+def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any]) -> Surface:
+    layers = range(one["layers"])
+    network = Network(
+        weights=tuple(file[f"{index}/weight{i}"] for i in layers),
+        biases=tuple(file[f"{index}/bias{i}"] for i in layers),
+        centre=np.array(one.get("centre", ())),
+        scale=np.array(one.get("scale", ())),
+    )
+    return Surface(
+        **{part: one[part] for part in SCALARS},
+        reference=one["reference"],
+        network=network if layers else None,
+        trees=ObliviousTrees(**{part: file[f"{index}/{part}"] for part in TREE_PARTS}),
+        least=np.array(one["least"]),
+        most=np.array(one["most"]),
+    )
+
+
+@cache
+def shipped_surfaces(device: str | None = None) -> SurfaceModel:
+    """The parameters that ship with the package: all, or what one device needs."""
+    with resources.as_file(resources.files("estimator.cost") / "data" / "surfaces.npz") as path:
+        return load_surfaces(path, device)

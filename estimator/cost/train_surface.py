@@ -1,0 +1,234 @@
+"""Fitting surfaces of efficiency on tables of samples (torch, of the extra ``learn``).
+
+A table is reduced to the median of its collections at each shape: several libraries measured the
+same device, and differ by 1 to 8 %.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.cluster import Device
+from estimator.cost.network import Network
+from estimator.cost.oblivious import fit_trees
+from estimator.cost.surface import ANY, SIZES, Surface, SurfaceModel
+from estimator.cost.surface_features import features, floor_seconds
+from estimator.operators import FloatArray
+from estimator.samples import Samples, medians, pooled
+
+LEAST_M = 32
+"""Rows of a product below this are of decoding, whose kernels (GEMV) are others."""
+LEAST_ROWS = 200
+WIDTH = 96
+BATCH = 1024
+RATE = 1e-2
+WEIGHT_DECAY = 1e-4
+ROWS_OF_ANY = 8000
+"""Of each device in a surface for any: none outweighs another."""
+GRAPHICS = ("l40s", "l4", "a10", "rtx-4090")
+"""Boards whose clocks their power holds far lower than those of training parts: with L40S among
+them, the surface of the others misses more when each family in turn is left out."""
+ATTENTION_KERNELS = ("flash1", "flash2", "cudnn")
+"""Those that stacks ask for; the rest of a table's attention is not fitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long a surface is fitted: passes over the rows, and trees for what is left."""
+
+    epochs: int
+    trees: int
+
+
+OWN = Effort(epochs=120, trees=400)
+OF_ANY = Effort(epochs=0, trees=400)
+"""Trees alone: a network carries the slopes of the fitted devices over to others, and misses more
+when each family in turn is left out."""
+
+
+def fit_surfaces(samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 0) -> SurfaceModel:
+    """A surface for each device, kind, dtype and attention kernel, and one for any device.
+
+    Args:
+        samples: Measured products and attention, forward; other kinds and phases are passed over.
+        hold_out: Devices whose samples are left out.
+        seed: Decides weights, order and trees: equal samples and seed give an equal model.
+
+    Raises:
+        ValueError: no rows of a kind and dtype are enough to fit on.
+    """
+    kept = _trainable(samples, hold_out)
+    surfaces: list[Surface] = []
+    for key, tables in _grouped(kept).items():
+        for device, table in tables.items():
+            surfaces.append(fit_surface(table, device, [device], key, OWN, seed=seed))
+        shared = [device for device in tables if device not in GRAPHICS]
+        if len(shared) > 1:
+            draw = np.random.default_rng(seed)
+            table = pooled([_some(tables[device], draw) for device in shared])
+            surfaces.append(fit_surface(table, ANY, shared, key, OF_ANY, seed=seed))
+    if not surfaces:
+        raise ValueError(f"no device has {LEAST_ROWS} forward rows of a product or attention")
+    return SurfaceModel(surfaces=tuple(surfaces), provenance=provenance(samples, hold_out, seed))
+
+
+def provenance(samples: Samples, hold_out: Sequence[str], seed: int) -> dict[str, Any]:
+    """What a file of parameters says of its samples: sources, rows left out by rule, the seed."""
+    sources, rows = np.unique(samples.source, return_counts=True)
+    return {
+        "sources": dict(zip(sources.tolist(), rows.tolist(), strict=True)),
+        "excluded": dict(samples.excluded),
+        "hold_out": list(hold_out),
+        "seed": seed,
+    }
+
+
+Key = tuple[str, str, str]
+"""kind, dtype, name."""
+
+
+def _trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
+    """Forward products of ``LEAST_M`` rows or more, and attention of known kernels."""
+    ops = samples.ops
+    attention = (ops.kind == "attention") & np.isin(ops.name, ATTENTION_KERNELS)
+    product = np.isin(ops.kind, ("linear", "bmm")) & (ops.m >= LEAST_M)
+    keep = (product | attention) & (ops.phase == "forward")
+    keep &= ~np.isin(samples.device, list(hold_out))
+    named = replace(ops, name=np.where(attention, ops.name, ""))
+    return replace(samples, ops=named).take(keep)
+
+
+def _grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
+    """Tables of enough rows, by kind, dtype and name, then by device."""
+    found: dict[Key, dict[str, Samples]] = {}
+    ops = samples.ops
+    kinds = np.where(ops.kind == "attention", "attention", "linear")
+    labels = np.stack([kinds, ops.dtype, ops.name, samples.device], axis=1)
+    for label in np.unique(labels, axis=0):
+        rows = (labels == label).all(axis=1)
+        table = medians(samples.take(rows))
+        if len(table) >= LEAST_ROWS:
+            kind, dtype, name, device = (str(part) for part in label)
+            found.setdefault((kind, dtype, name), {})[device] = table
+    return found
+
+
+def _some(table: Samples, draw: np.random.Generator) -> Samples:
+    return table.take(np.sort(draw.permutation(len(table))[:ROWS_OF_ANY]))
+
+
+def fit_surface(
+    table: Samples, name: str, measured: Sequence[str], key: Key, effort: Effort, *, seed: int
+) -> Surface:
+    """One surface of the rows of one kind, for a device (or ``ANY``), measured on some."""
+    from estimator.catalog import load_device
+
+    kind, dtype, kernel = key
+    devices = [load_device(device) for device in measured]
+    columns, excess = _design(table, devices)
+    network = fit_network(columns, excess, effort.epochs, seed=seed) if effort.epochs else None
+    smooth = network.outputs(columns)[:, 0].astype(np.float64) if network else 0.0
+    sizes = np.stack([getattr(table.ops, size) for size in SIZES], axis=1)
+    own = devices[0] if name != ANY else None
+    return Surface(
+        kind=kind,
+        dtype=dtype,
+        name=kernel,
+        device=name,
+        reference=_reference(own, dtype) if own else {},
+        network=network,
+        trees=fit_trees(columns, excess - smooth, trees=effort.trees, seed=seed),
+        least=sizes.min(axis=0),
+        most=sizes.max(axis=0),
+        backward_over_forward=_backward_ratio(kernel, devices) if kind == "attention" else 1.0,
+        rows=len(table),
+    )
+
+
+def _design(table: Samples, devices: Sequence[Device]) -> tuple[FloatArray, FloatArray]:
+    """Features (N, F) and log seconds over the floor (N,), device by device."""
+    columns, excess = [], []
+    for device in devices:
+        rows = table.device == device.name
+        ops = table.ops.take(rows)
+        columns.append(features(ops, device))
+        excess.append(np.log(table.seconds[rows] / floor_seconds(ops, device)))
+    return np.concatenate(columns), np.concatenate(excess)
+
+
+def _reference(device: Device, dtype: str) -> dict[str, float]:
+    return {
+        "peak": device.peaks[dtype.removesuffix("_block")],
+        "bandwidth": device.bandwidth,
+        "l2_bytes": device.l2_bytes,
+        "sms": float(device.sms),
+    }
+
+
+def _backward_ratio(kernel: str, devices: Sequence[Device]) -> float:
+    """Backward over forward seconds: measured where ``roofline.yaml`` says so, by kernel."""
+    from estimator.cost.roofline import roofline
+
+    ratios = [roofline(device).attention[kernel].backward_over_forward for device in devices]
+    return float(np.median(ratios))
+
+
+def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: int) -> Network:
+    """Two hidden layers of ``WIDTH`` on absolute errors of ``values`` (N,), by AdamW.
+
+    Raises:
+        ValueError: torch is not installed.
+    """
+    torch = _torch()
+    torch.manual_seed(seed)
+    centre, scale = columns.mean(axis=0), columns.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    inputs = torch.tensor((columns - centre) / scale, dtype=torch.float32)
+    targets = torch.tensor(values, dtype=torch.float32)
+    layers = (columns.shape[1], WIDTH, WIDTH, 1)
+    modules = []
+    for fan_in, fan_out in itertools.pairwise(layers):
+        modules += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]
+    network = torch.nn.Sequential(*modules[:-1])
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
+    steps = epochs * len(range(0, len(inputs), BATCH))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RATE, total_steps=steps, pct_start=0.1
+    )
+    for batch in _batches(len(inputs), epochs, seed):
+        loss = (network(inputs[batch]).squeeze(1) - targets[batch]).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    linear = [module for module in network if isinstance(module, torch.nn.Linear)]
+    return Network(
+        weights=tuple(module.weight.detach().numpy().T.copy() for module in linear),
+        biases=tuple(module.bias.detach().numpy().copy() for module in linear),
+        centre=centre,
+        scale=scale,
+    )
+
+
+def _batches(rows: int, epochs: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    draw = np.random.default_rng(seed)
+    for _ in range(epochs):
+        order = draw.permutation(rows)
+        for start in range(0, rows, BATCH):
+            yield order[start : start + BATCH]
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError("fitting surfaces needs torch; pip install 'trainplan[learn]'") from error
+    # One thread: the sums of more come in no fixed order, and small layers gain nothing.
+    torch.set_num_threads(1)
+    return torch
