@@ -10,10 +10,13 @@ on samples of one's own:
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,6 @@ from estimator.cost.trees import Trees
 from estimator.operators import KINDS, FloatArray, NameArray, Operators
 from estimator.samples import Samples
 
-SHIPPED = Path(__file__).parent / "data" / "regression.npz"
 SCHEMA = "trainplan.regression.v1"
 Indices = NDArray[np.int64]
 
@@ -107,14 +109,8 @@ class RegressionModel:
             "fit one from samples, or price it with another model"
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write one .npz: JSON of all scalars, and the trees as flat arrays.
-
-        Raises:
-            ValueError: the file cannot be written, or its name does not end in .npz.
-        """
-        if Path(path).suffix != ".npz":
-            raise ValueError(f"{path} must end in .npz")
+    def npz(self) -> bytes:
+        """The bytes of one .npz file: a JSON header of all scalars, and flat arrays; no pickle."""
         trees = [r.trees for r in self.regressors if r.trees is not None]
         arrays = {
             part: np.concatenate([getattr(t, part).ravel() for t in trees] or [np.zeros(0)])
@@ -127,29 +123,35 @@ class RegressionModel:
         }
         text = json.dumps(header, sort_keys=True)
         arrays["header"] = np.frombuffer(text.encode(), dtype=np.uint8)
-        try:
-            np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        return file.getvalue()
 
-    @classmethod
-    def load(cls, path: str | Path = SHIPPED) -> RegressionModel:
-        """Read what :meth:`save` wrote; by default the shipped parameters.
 
-        Raises:
-            ValueError: the file is not one of these.
-        """
-        try:
-            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in ("header", *PARTS)}
-            header = json.loads(arrays["header"].tobytes())
-            if header["schema"] != SCHEMA:
-                raise ValueError(f"its schema is {header['schema']}")
-            taken = dict.fromkeys(PARTS, 0)
-            regressors = tuple(_regressor(one, arrays, taken) for one in header["regressors"])
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is not a file of {SCHEMA}: {error}") from error
-        return cls(regressors=regressors, provenance=header["provenance"])
+def load_regression(path: str | Path) -> RegressionModel:
+    """Read what :meth:`RegressionModel.npz` wrote.
+
+    Raises:
+        ValueError: the file is not one of these.
+    """
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("header", *PARTS)}
+        header = json.loads(arrays["header"].tobytes())
+        if header["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {header['schema']}")
+        taken = dict.fromkeys(PARTS, 0)
+        regressors = tuple(_regressor(one, arrays, taken) for one in header["regressors"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a file of {SCHEMA}: {error}") from error
+    return RegressionModel(regressors=regressors, provenance=header["provenance"])
+
+
+@cache
+def shipped_regression() -> RegressionModel:
+    """The parameters that ship with the package: operators in fp16 on A100 and GH200."""
+    with resources.as_file(resources.files("estimator.cost") / "data" / "regression.npz") as path:
+        return load_regression(path)
 
 
 PARTS = ("feature", "threshold", "value")

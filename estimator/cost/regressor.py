@@ -86,7 +86,7 @@ class Regressor:
     dtype: str
     form: Form
     affine: FloatArray
-    """Seconds, seconds per FLOP, seconds per byte; shape (3,)."""
+    """Weights of ``affine_terms``: seconds, over the peak, over the bandwidth; shape (3,)."""
     trees: Trees | None
     """Logarithm of the efficiency, from all ``FEATURES``; ``None`` for the affine form."""
     low: FloatArray
@@ -122,14 +122,24 @@ class Regressor:
     ) -> tuple[FloatArray, FloatArray]:
         floor = floor_seconds(ops, device)
         if self.trees is None:
-            return affine_efficiency(self.affine, ops, floor), floor
+            return affine_efficiency(self.affine, ops, device), floor
         return np.exp(np.minimum(self.trees.predict(found), 0.0)), floor
 
 
-def affine_efficiency(affine: FloatArray, ops: Operators, floor: FloatArray) -> FloatArray:
-    """Efficiency of ``a + b FLOP + c bytes`` over the floor, shape (R,); at most 1."""
-    seconds = affine[0] + affine[1] * flops(ops) + affine[2] * moved_bytes(ops)
-    efficiency = floor / np.maximum(seconds, floor)
+def affine_terms(ops: Operators, device: Device) -> FloatArray:
+    """One, seconds of the FLOPs at the peak, seconds of the bytes at the bandwidth; shape (3, R).
+
+    FLOPs that are bound by memory have no term: they go with the bytes.
+    """
+    return np.stack(
+        [np.ones(len(ops)), product_seconds(ops, device), moved_bytes(ops) / device.bandwidth]
+    )
+
+
+def affine_efficiency(affine: FloatArray, ops: Operators, device: Device) -> FloatArray:
+    """Efficiency of a line of ``affine_terms`` over the floor, shape (R,); at most 1."""
+    floor = floor_seconds(ops, device)
+    efficiency = floor / np.maximum(affine @ affine_terms(ops, device), floor)
     return np.asarray(np.clip(efficiency, LEAST_EFFICIENCY, 1.0), dtype=np.float64)
 
 

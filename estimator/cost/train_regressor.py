@@ -22,6 +22,7 @@ from estimator.cost.regressor import (
     Form,
     Regressor,
     affine_efficiency,
+    affine_terms,
     features,
     floor_seconds,
     identity,
@@ -72,7 +73,7 @@ def fit_regressor(samples: Samples, device: Device, *, seed: int = 0) -> Regress
     }
     best = min(_possible(known), key=lambda form: (sum(scores[form]), FORMS.index(form)))
     everything = np.ones(len(ops), dtype=bool)
-    affine = fit_affine(ops, seconds)
+    affine = fit_affine(ops, seconds, device)
     trees = None
     if best != "affine":
         trees = fit_trees(best, samples, device, known, everything, seed)
@@ -152,20 +153,20 @@ def held_out(
     ops = samples.ops.take(out)
     floor = floor_seconds(ops, device)
     if form == "affine":
-        line = fit_affine(samples.ops.take(~out), samples.seconds[~out])
-        return floor / affine_efficiency(line, ops, floor)
+        line = fit_affine(samples.ops.take(~out), samples.seconds[~out], device)
+        return floor / affine_efficiency(line, ops, device)
     trees = fit_trees(form, samples, device, known, ~out, seed)
     return np.asarray(floor / np.exp(np.minimum(trees.predict(known[:, out]), 0.0)))
 
 
-def fit_affine(ops: Operators, seconds: FloatArray) -> FloatArray:
-    """``a + b FLOP + c bytes`` with non-negative terms and least relative errors, shape (3,)."""
+def fit_affine(ops: Operators, seconds: FloatArray, device: Device) -> FloatArray:
+    """Non-negative weights of ``affine_terms`` with least relative errors, shape (3,)."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-    terms = np.stack([np.ones(len(ops)), flops(ops), moved_bytes(ops)], axis=1)
-    scale = np.maximum((terms / seconds[:, None]).max(axis=0), np.finfo(float).tiny)
-    found, _ = nnls(terms / seconds[:, None] / scale, np.ones(len(ops)))
-    return np.asarray(found / scale, dtype=np.float64)
+    terms = affine_terms(ops, device) / seconds
+    scale = np.maximum(terms.max(axis=1), np.finfo(float).tiny)
+    found, _ = nnls((terms / scale[:, None]).T, np.ones(len(ops)))
+    return np.asarray(np.where(terms.any(axis=1), found / scale, 0.0), dtype=np.float64)
 
 
 def fit_trees(

@@ -15,7 +15,7 @@ import pytest
 from estimator import Plan
 from estimator.catalog import load_cluster
 from estimator.cost.collectives import collective_seconds
-from estimator.cost.regression import RegressionModel
+from estimator.cost.regression import shipped_regression
 from estimator.lower.slots import Collective
 from estimator.operators import Operators, operators
 from estimator.simulate.build import build
@@ -39,7 +39,7 @@ EXPLAINED = {
     "the other runs seems to be sent apart",
 }
 CLUSTER = load_cluster("perlmutter:128")
-MODEL = RegressionModel.load()
+MODEL = shipped_regression()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Prediction:
 
 def collective(kind: Collective, size: float, group: int, inside: int) -> float:
     """Seconds by Perlmutter's own tables."""
-    arrays = (np.array([float(number)]) for number in (size, group, inside))
-    return float(collective_seconds(kind, *arrays, CLUSTER)[0])
+    bytes_, ranks, near = (np.array([float(number)]) for number in (size, group, inside))
+    return float(collective_seconds(kind, bytes_, ranks, near, CLUSTER)[0])
 
 
 def kernels(ops: Operators | None) -> float:

@@ -1,11 +1,9 @@
 """Errors of operator-level regressors on rows left out, beside the published form's on raw time.
 
-Run as ``python tests/bench/score_operators.py FOLDER [--save FILE] [--seed N]`` (pandas with
-pyarrow, scikit-learn). ``FOLDER`` holds the sample tables of estimate-train-time (MIT), one Parquet
+Run as ``python tests/bench/score_operators.py FOLDER [--seed N]`` (pandas with pyarrow,
+scikit-learn). ``FOLDER`` holds the sample tables of estimate-train-time (MIT), one Parquet
 file an operator. Two splits: a random fifth of the rows, and each operator's largest fifth by FLOPs
-(by bytes where memory binds). Forms are chosen and fitted on the other rows alone. ``--save`` fits
-on all rows instead and writes the parameters: ``estimator/cost/data/regression.npz`` is
-``--save estimator/cost/data/regression.npz --seed 0``.
+(by bytes where memory binds). Forms are chosen and fitted on the other rows alone.
 
 The published form (arXiv 2509.22832) learns raw time from raw sizes, for each operator the better
 of a forest and boosted trees on the rows left out.
@@ -14,7 +12,6 @@ of a forest and boosted trees on the rows left out.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,25 +129,15 @@ def score(samples: Samples, split: str, seed: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Score both splits, or fit on everything and save."""
+    """Score both splits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--save", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     samples = read(chosen.folder)
     print(f"{len(samples)} rows; left out by rule: {dict(samples.excluded)}")
-    if chosen.save is None:
-        for split in ("random", "largest"):
-            score(samples, split, chosen.seed)
-        return
-    started = time.process_time()
-    model = fit_regression(samples, seed=chosen.seed)
-    model.save(chosen.save)
-    print(f"fitted {len(model.regressors)} regressors in {time.process_time() - started:.0f} s")
-    for one in model.regressors:
-        scores = ", ".join(f"{form} {a:.2%} {b:.2%}" for form, (a, b) in one.scores.items())
-        print(f"{' '.join(filter(None, one.key))}: {one.form} of {one.rows} rows ({scores})")
+    for split in ("random", "largest"):
+        score(samples, split, chosen.seed)
 
 
 if __name__ == "__main__":
