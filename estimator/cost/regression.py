@@ -24,13 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
+from estimator.cost.kernels import light_seconds
 from estimator.cost.regressor import FORMS, SIZES, Regressor, identity
 from estimator.cost.train_regressor import fit_regressor
 from estimator.cost.trees import Trees
-from estimator.operators import KINDS, FloatArray, NameArray, Operators
+from estimator.operators import FloatArray, NameArray, Operators
 from estimator.samples import Samples
 
 SCHEMA = "trainplan.regression.v1"
+PARTS = ("feature", "threshold", "value")
+"""Arrays of ``Trees``, in a file one after the other."""
+SCALARS = ("device", "kind", "name", "phase", "dtype", "form", "rows")
+UNDER_LIGHT = 0.9
+"""Share of the speed of light that a time must reach: boards clock over their nominal peak."""
+
 Indices = NDArray[np.int64]
 
 
@@ -103,9 +110,10 @@ class RegressionModel:
         if covered.all():
             return
         row = int(np.argmin(covered))
-        what = " ".join(filter(None, (str(ops.dtype[row]), f"{ops.kind[row]}", f"{ops.name[row]}")))
+        words = (ops.dtype[row], ops.kind[row], ops.name[row], ops.phase[row])
+        what = " ".join(str(word) for word in words if word)
         raise ValueError(
-            f"row {row + 1}: no regressor of {what} {ops.phase[row]} on {device.name}; "
+            f"row {row + 1}: no regressor of {what} on {device.name}; "
             "fit one from samples, or price it with another model"
         )
 
@@ -154,11 +162,6 @@ def shipped_regression() -> RegressionModel:
         return load_regression(path)
 
 
-PARTS = ("feature", "threshold", "value")
-"""Arrays of ``Trees``, in a file one after the other."""
-SCALARS = ("device", "kind", "name", "phase", "dtype", "form", "rows")
-
-
 def fit_regression(
     samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 0
 ) -> RegressionModel:
@@ -174,28 +177,18 @@ def fit_regression(
     """
     from estimator.catalog import load_device
 
-    names = np.where(
-        np.isin(samples.ops.kind, [k for k in KINDS if not identity(k, "named")]),
-        "",
-        samples.ops.name,
-    )
-    keys = list(
-        zip(
-            samples.device.tolist(),
-            samples.ops.kind.tolist(),
-            names.tolist(),
-            samples.ops.phase.tolist(),
-            samples.ops.dtype.tolist(),
-            strict=True,
-        )
-    )
     rows: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(keys):
-        if key[0] not in hold_out:
+    labels = (samples.device, samples.ops.kind, samples.ops.name, samples.ops.phase)
+    columns = (label.tolist() for label in (*labels, samples.ops.dtype))
+    for row, (device, kind, name, phase, dtype) in enumerate(zip(*columns, strict=True)):
+        if device not in hold_out:
+            key = device, kind, identity(kind, name), phase, dtype
             rows.setdefault(key, []).append(row)
     if not rows:
         raise ValueError("no samples to fit: the set is empty, or all its devices are held out")
     devices = {name: load_device(name) for name in dict.fromkeys(key[0] for key in rows)}
+    for fitted in devices.values():
+        _check_light(samples, fitted)
     regressors = tuple(
         fit_regressor(samples.take(np.array(rows[key])), devices[key[0]], seed=seed)
         for key in sorted(rows)
@@ -209,6 +202,19 @@ def fit_regression(
             "seed": seed,
         },
     )
+
+
+def _check_light(samples: Samples, device: Device) -> None:
+    mine = np.flatnonzero(samples.device == device.name)
+    light = light_seconds(samples.ops.take(mine), device)
+    bad = samples.seconds[mine] < UNDER_LIGHT * light
+    if bad.any():
+        at = int(np.argmax(bad))
+        row = int(mine[at])
+        raise ValueError(
+            f"row {row + 1}: {samples.ops.kind[row]} in seconds={samples.seconds[row]:.3g} is "
+            f"faster than {device.name} can be ({light[at]:.3g}); check its unit, or leave it out"
+        )
 
 
 def _header(regressor: Regressor) -> dict[str, Any]:
