@@ -221,6 +221,8 @@ LINEARS: Mapping[str, Callable[[FloatArray, FloatArray], tuple[FloatArray, Float
     "linear4": lambda d, tp: (d, 4 * d / tp),
 }
 """(n, k) of the linear operators by hidden size and tensor parallelism."""
+OPLEVEL_NAMES: Mapping[str, str] = {"flash_atten": "flash2"}
+"""The project's names of operators that other layouts also have; the rest keep their own."""
 VOCABULARY = 50257
 P4_LEAST = 0.4
 SPLIT_OVER_2_GIB = ("fillmask", "gelu", "res_add", "parallel_cross_entropy_128")
@@ -239,7 +241,9 @@ def _oplevel(frame: pd.DataFrame, stem: str) -> Samples:
     for phase, column in (("forward", "F_dur(us)"), ("backward", "B_dur(us)")):
         measured = frame[column].notna().to_numpy()
         made = samples(
-            operators(dtype="fp16", name=op, phase=phase, **shapes[phase]).take(measured),
+            operators(
+                dtype="fp16", name=OPLEVEL_NAMES.get(op, op), phase=phase, **shapes[phase]
+            ).take(measured),
             device=device[measured],
             seconds=_sizes(frame, column)[measured] * 1e-6,
             source=f"estimate-train-time/{stem}",

@@ -165,7 +165,7 @@ def shipped_regression() -> RegressionModel:
 def fit_regression(
     samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 0
 ) -> RegressionModel:
-    """Fit a regressor for each device, kind, phase, dtype and (but for products) name.
+    """Fit a regressor for each device, kind, phase, dtype and (but for matrix products) name.
 
     Args:
         samples: Measured operators; equal shapes may occur more than once.

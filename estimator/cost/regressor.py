@@ -76,7 +76,7 @@ def _alignment(size: FloatArray) -> FloatArray:
 class Regressor:
     """Learned efficiency of the operators that share kind, name, phase, dtype and device.
 
-    ``name`` is empty for products, whose shapes say all: their names are labels.
+    ``name`` is empty for matrix products, whose shapes say all: their names are labels.
     """
 
     device: str
@@ -144,5 +144,5 @@ def affine_efficiency(affine: FloatArray, ops: Operators, device: Device) -> Flo
 
 
 def identity(kind: str, name: str) -> str:
-    """The name that tells operators of a kind apart: none for products."""
-    return "" if kind in PRODUCTS else name
+    """The name that tells operators of a kind apart: none for matrix products."""
+    return "" if kind in ("linear", "bmm") else name

@@ -54,7 +54,7 @@ Rows = NDArray[np.bool_]
 
 
 def fit_regressor(samples: Samples, device: Device, *, seed: int = 0) -> Regressor:
-    """Fit the samples of one operator (one kind, phase and dtype; of one name if not a product)."""
+    """Fit the samples of one operator: one kind, phase, dtype and (but for products) name."""
     ops, seconds = samples.ops, samples.seconds
     known = features(ops, device)
     scores: dict[str, tuple[float, float]] = {

@@ -159,7 +159,7 @@ def attention(run: Run, phase: str) -> list[Operators]:
     length, head = run.sequence, run.hidden / run.heads
     if run.flash:
         shape = {"m": length, "n": length, "k": head, "heads": local, "kv_heads": local}
-        return [row("attention", "flash_atten", batch=MICRO_BATCH, causal=1, **shape)]
+        return [row("attention", "flash2", batch=MICRO_BATCH, causal=1, **shape)]
     batch = MICRO_BATCH * local
     reads = 2.0 if phase == "backward" else 1.0
     return [

@@ -24,7 +24,7 @@ from estimator.cost.train_regressor import largest
 from estimator.operators import FloatArray
 from estimator.samples import Samples, load_samples, pooled
 
-EIGHT = ("linear1", "linear2", "linear3", "linear4", "baddbmm", "bmm", "flash_atten", "gelu")
+EIGHT = ("linear1", "linear2", "linear3", "linear4", "baddbmm", "bmm", "flash2", "gelu")
 """Operators whose forward pass the anchors were computed on."""
 NO_READER = ("optimizer",)
 """Tables whose unit of time nobody states."""

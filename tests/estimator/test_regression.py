@@ -128,7 +128,7 @@ def test_the_operators_of_the_paper_are_shipped() -> None:
             GH200.name,
             {
                 ("elementwise", "res_add", "backward"),
-                ("attention", "", "backward"),
+                ("attention", "flash2", "backward"),
                 ("embedding", "embedding", "forward"),
                 ("layer_norm", "layernorm", "backward"),
                 ("softmax", "softmax", "backward"),
