@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
-from estimator.cost.kernels import PRODUCTS, light_seconds, product_seconds
+from estimator.cost.kernels import light_seconds, product_seconds
 from estimator.cost.trees import Trees
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray, Operators
