@@ -1,0 +1,143 @@
+"""Surfaces: what they learn, the laws that hold whatever they learned, and their file."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator.catalog import load_device
+from estimator.cost.kernels import light_seconds
+from estimator.cost.oblivious import fit_trees
+from estimator.cost.surface import ANY, SurfaceModel, load_surfaces, shipped_surfaces
+from estimator.cost.surface_features import floor_seconds
+from estimator.operators import operators
+from estimator.samples import pooled, samples
+
+H100, A100 = load_device("h100-sxm"), load_device("a100-sxm-80gb")
+
+
+def _samples(device, efficiency, rows=600, seed=0):
+    draw = np.random.default_rng(seed)
+    m, n, k = (2.0 ** draw.integers(5, 13, rows) for _ in range(3))
+    ops = operators("linear", dtype="bf16", m=m, n=n, k=k)
+    return samples(ops, device=device.name, seconds=floor_seconds(ops, device) / efficiency(m))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    pytest.importorskip("torch")
+    from estimator.cost.train_surface import fit_surfaces
+
+    def ramp(m):
+        return 0.8 * m / (m + 200)
+
+    both = pooled([_samples(A100, ramp), _samples(H100, ramp)])
+    return fit_surfaces(both, seed=3), both, ramp
+
+
+def test_an_efficiency_is_learned_and_carried_to_shapes_not_seen(fitted):
+    model, _, ramp = fitted
+    m = np.array([96.0, 700.0, 3000.0])
+    ops = operators("linear", dtype="bf16", m=m, n=2048, k=2048)
+    ratio = model.seconds(ops, H100) / (floor_seconds(ops, H100) / ramp(m))
+    assert np.abs(ratio - 1).max() < 0.15
+
+
+def test_a_device_without_samples_is_priced_by_the_others_and_says_so(fitted):
+    model, _, ramp = fitted
+    b200 = load_device("b200")
+    ops = operators("linear", dtype="bf16", m=4096, n=4096, k=4096)
+    assert [surface.device for surface in model.surfaces] == ["a100-sxm-80gb", "h100-sxm", ANY]
+    assert model.origin(ops, H100).tolist() == ["learned"]
+    assert model.origin(ops, b200).tolist() == ["extrapolated"]
+    expected = floor_seconds(ops, b200) / ramp(4096.0)
+    assert model.seconds(ops, b200) == pytest.approx(expected, rel=0.2)
+
+
+def test_same_samples_and_seed_give_the_same_bytes(fitted):
+    from estimator.cost.train_surface import fit_surfaces
+
+    model, both, _ = fitted
+    assert fit_surfaces(both, seed=3).npz() == model.npz()
+    assert fit_surfaces(both, seed=4).npz() != model.npz()
+
+
+def test_round_trip_through_the_file(fitted, tmp_path):
+    model, both, _ = fitted
+    path = tmp_path / "surfaces.npz"
+    path.write_bytes(model.npz())
+    again = load_surfaces(path)
+    assert np.array_equal(again.seconds(both.ops, H100), model.seconds(both.ops, H100))
+    assert again.provenance == model.provenance
+    assert {s.device for s in load_surfaces(path, "h100-sxm").surfaces} == {"h100-sxm", ANY}
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    (tmp_path / "text.npz").write_text("hello")
+    for name in ("other.npz", "text.npz", "none.npz"):
+        with pytest.raises(ValueError, match=name):
+            load_surfaces(tmp_path / name)
+
+
+def test_held_out_devices_leave_no_trace(fitted):
+    from estimator.cost.train_surface import fit_surfaces
+
+    _, both, _ = fitted
+    alone = fit_surfaces(both, hold_out=["h100-sxm"], seed=3)
+    assert [surface.device for surface in alone.surfaces] == ["a100-sxm-80gb"]
+    with pytest.raises(ValueError, match="forward rows"):
+        fit_surfaces(both, hold_out=["h100-sxm", "a100-sxm-80gb"])
+
+
+def test_kinds_without_a_surface_are_refused_by_row():
+    ops = operators(["linear", "softmax"], dtype="bf16", m=64, n=64, k=64)
+    model = shipped_surfaces("h100-sxm")
+    assert model.covers(ops, H100).tolist() == [True, False]
+    with pytest.raises(ValueError, match="row 2: no surface of bf16 softmax"):
+        model.seconds(ops, H100)
+
+
+def test_attention_backward_takes_the_stated_ratio():
+    both = operators(
+        "attention",
+        name="flash2",
+        dtype="bf16",
+        phase=["forward", "backward"],
+        m=4096,
+        n=4096,
+        k=128,
+        heads=32,
+        kv_heads=8,
+        causal=1,
+    )
+    forward, backward = SurfaceModel.seconds(shipped_surfaces("a100-sxm-80gb"), both, A100)
+    assert backward / forward == pytest.approx(2.9)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=8, max_size=40), st.integers(0, 3))
+def test_trees_never_leave_the_range_of_what_they_were_fitted_on(values, seed):
+    draw = np.random.default_rng(seed)
+    features = draw.normal(size=(len(values), 3))
+    trees = fit_trees(features, np.array(values), trees=20, seed=seed)
+    found = trees.predict(draw.normal(size=(50, 3)) * 10)
+    low, high = min(*values, 0.0), max(*values, 0.0)
+    slack = 0.05 * (high - low) + 1e-2
+    assert (found >= 2 * low - slack).all() and (found <= 2 * high + slack).all()
+
+
+def test_trees_learn_a_step():
+    features = np.linspace(0, 1, 400)[:, None]
+    values = np.where(features[:, 0] > 0.3, 2.0, -1.0)
+    trees = fit_trees(features, values, trees=100)
+    assert np.abs(trees.predict(np.array([[0.1], [0.9]])) - [-1, 2]).max() < 0.05
+
+
+@given(
+    m=st.integers(1, 10**6), n=st.integers(1, 10**5), k=st.integers(1, 10**5), batch=st.integers(1, 64)
+)
+def test_never_faster_than_light(m, n, k, batch):
+    ops = operators("bmm", dtype="bf16", batch=batch, m=m, n=n, k=k)
+    for device in (H100, load_device("mi300x")):
+        seconds = shipped_surfaces(device.name).seconds(ops, device)
+        assert np.isfinite(seconds).all() and (seconds >= light_seconds(ops, device)).all()
