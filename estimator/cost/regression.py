@@ -10,9 +10,6 @@ on samples of one's own:
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,13 +22,14 @@ from numpy.typing import NDArray
 
 from estimator.cluster import Device
 from estimator.cost.kernels import light_seconds
+from estimator.cost.parameters import BROKEN, pack, unpack
 from estimator.cost.regressor import FORMS, SIZES, Regressor, identity
 from estimator.cost.train_regressor import fit_regressor
 from estimator.cost.trees import Trees
 from estimator.operators import FloatArray, NameArray, Operators
 from estimator.samples import Samples
 
-SCHEMA = "trainplan.regression.v1"
+FORM = "regression"
 PARTS = ("feature", "threshold", "value")
 """Arrays of ``Trees``, in a file one after the other."""
 SCALARS = ("device", "kind", "name", "phase", "dtype", "form", "rows")
@@ -125,15 +123,10 @@ class RegressionModel:
             for part in PARTS
         }
         header = {
-            "schema": SCHEMA,
             "provenance": dict(self.provenance),
             "regressors": [_header(regressor) for regressor in self.regressors],
         }
-        text = json.dumps(header, sort_keys=True)
-        arrays["header"] = np.frombuffer(text.encode(), dtype=np.uint8)
-        file = io.BytesIO()
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        return file.getvalue()
+        return pack(FORM, header, arrays)
 
 
 def load_regression(path: str | Path) -> RegressionModel:
@@ -142,17 +135,14 @@ def load_regression(path: str | Path) -> RegressionModel:
     Raises:
         ValueError: the file is not one of these.
     """
+    header, file = unpack(path, FORM)
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("header", *PARTS)}
-        header = json.loads(arrays["header"].tobytes())
-        if header["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {header['schema']}")
+        arrays = {name: file[name] for name in PARTS}
         taken = dict.fromkeys(PARTS, 0)
         regressors = tuple(_regressor(one, arrays, taken) for one in header["regressors"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file of {SCHEMA}: {error}") from error
-    return RegressionModel(regressors=regressors, provenance=header["provenance"])
+        return RegressionModel(regressors=regressors, provenance=header["provenance"])
+    except BROKEN as error:
+        raise ValueError(f"{path} is not a file of {FORM}: {error}") from error
 
 
 @cache

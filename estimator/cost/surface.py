@@ -8,9 +8,6 @@ several, price a device that has no table.
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,13 +22,14 @@ from estimator.cluster import Device
 from estimator.cost.kernels import light_seconds
 from estimator.cost.network import Network
 from estimator.cost.oblivious import ObliviousTrees
+from estimator.cost.parameters import BROKEN, pack, unpack
 from estimator.cost.surface_features import features, floor_seconds
 from estimator.lower.operators import as_run
 from estimator.operators import FloatArray, NameArray, Operators
 
 ANY = "any"
 """Device of a surface that is for those without one of their own."""
-SCHEMA = "trainplan.surfaces.v1"
+FORM = "surfaces"
 SIZES = ("m", "n", "k")
 TREE_PARTS = ("edges", "feature", "cut", "leaves")
 
@@ -161,11 +159,8 @@ class SurfaceModel:
                 header |= {part: getattr(network, part).tolist() for part in ("centre", "scale")}
                 header["layers"] = len(network.weights)
             headers.append(header)
-        text = {"schema": SCHEMA, "provenance": dict(self.provenance), "surfaces": headers}
-        arrays["header"] = np.frombuffer(json.dumps(text, sort_keys=True).encode(), dtype=np.uint8)
-        file = io.BytesIO()
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        return file.getvalue()
+        header = {"provenance": dict(self.provenance), "surfaces": headers}
+        return pack(FORM, header, arrays)
 
 
 def _is_for(surface: Surface, ops: Operators) -> NDArray[np.bool_]:
@@ -215,19 +210,16 @@ def load_surfaces(path: str | Path, device: str | None = None) -> SurfaceModel:
     Raises:
         ValueError: the file is not one of these.
     """
+    header, arrays = unpack(path, FORM)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(file["header"].tobytes())
-            if header["schema"] != SCHEMA:
-                raise ValueError(f"its schema is {header['schema']}")
-            surfaces = tuple(
-                _surface(file, index, one)
-                for index, one in enumerate(header["surfaces"])
-                if device is None or one["device"] in (device, ANY)
-            )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file of {SCHEMA}: {error}") from error
-    return SurfaceModel(surfaces=surfaces, provenance=header["provenance"])
+        surfaces = tuple(
+            _surface(arrays, index, one)
+            for index, one in enumerate(header["surfaces"])
+            if device is None or one["device"] in (device, ANY)
+        )
+        return SurfaceModel(surfaces=surfaces, provenance=header["provenance"])
+    except BROKEN as error:
+        raise ValueError(f"{path} is not a file of {FORM}: {error}") from error
 
 
 def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any]) -> Surface:
