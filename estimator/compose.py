@@ -15,6 +15,7 @@ from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
 from estimator.cost.composite import composite
+from estimator.cost.parameters import load_kernels
 from estimator.cost.roofline import roofline
 from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
 from estimator.layer import (
@@ -43,6 +44,8 @@ from estimator.workload import Workload
 SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
 COST_MODELS = ("analytic", "learned", "amped")
+FITTED = ".npz"
+"""A cost model may also be a file of kernel parameters: learned, with these first."""
 
 
 @overload
@@ -178,8 +181,11 @@ def peak_memory(
 
 def check_cost_model(name: str) -> None:
     """``ValueError`` for a name that no cost model has; it lists those that are."""
-    if name not in COST_MODELS:
-        raise ValueError(f"unknown cost model {name!r}; use one of {', '.join(COST_MODELS)}")
+    if name not in COST_MODELS and not name.endswith(FITTED):
+        raise ValueError(
+            f"unknown cost model {name!r}; use one of {', '.join(COST_MODELS)}, or a file "
+            f"({FITTED}) of trainplan fit kernels"
+        )
 
 
 def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
@@ -187,6 +193,8 @@ def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
     if not isinstance(cost, str):
         return cost
     check_cost_model(cost)
+    if cost.endswith(FITTED):
+        return composite(cluster.device, first=[load_kernels(cost)])
     return composite(cluster.device) if cost == "learned" else roofline(cluster.device)
 
 

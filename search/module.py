@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
+from estimator.compose import check_cost_model
+from estimator.cost.analytic_kernels import AnalyticKernels
+from estimator.cost.best import all_kernels
 from estimator.cost.kernels import PRODUCTS, KernelModel
+from estimator.cost.parameters import load_kernels
 from estimator.lower.module import INSTALL, ModuleTrace, trace_module
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray, NameArray, Operators
@@ -99,6 +103,16 @@ class ModuleEstimate:
     def slowest(self, most: int) -> NDArray[np.int64]:
         """Rows by their seconds, the longest first, at most so many."""
         return np.argsort(-self.seconds, kind="stable")[:most]
+
+
+def kernels_of(cost: str, device: Device) -> KernelModel:
+    """The kernel model of a cost model by name; ``ValueError`` for one that prices plans only."""
+    check_cost_model(cost)
+    if cost == "amped":
+        raise ValueError("cost=amped prices plans of a --model alone; use analytic or learned")
+    if cost == "analytic":
+        return AnalyticKernels()
+    return all_kernels(device, [] if cost == "learned" else [load_kernels(cost)])
 
 
 def price_module(

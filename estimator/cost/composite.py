@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Cluster, Device
+from estimator.cost.best import BestKernels, learned_kernels
 from estimator.cost.kernels import KernelModel
 from estimator.cost.roofline import Roofline, gemm_dtype, roofline
-from estimator.cost.surface import ANY, shipped_surfaces
 from estimator.lower.operators import flops
 from estimator.lower.slots import Columns, FloatArray
 from estimator.operators import NameArray, Operators, operators
@@ -28,7 +28,7 @@ from estimator.workload import CAST_PRECISIONS, Workload
 class Composite:
     """A ``CostModel``: kernel models in order of preference over the analytic roofline."""
 
-    kernels: tuple[KernelModel, ...]
+    kernels: BestKernels
     analytic: Roofline
     origin: str
     """learned where a model was fitted on this device, else extrapolated."""
@@ -53,7 +53,9 @@ class Composite:
         device = cluster.device
         for rows, work in self._work(ops, workload, device, stack):
             unique, index = _distinct(work)
-            chosen = _origins(self.kernels, unique, device)
+            known = self.kernels.covers(unique, device)
+            chosen = np.full(len(unique), "", dtype="U12")
+            chosen[known] = self.kernels.origin(unique.take(known), device)
             cells = chosen[index].reshape(len(rows), -1)
             names[rows] = np.where(cells == "", names[rows], cells)
         return names
@@ -65,7 +67,10 @@ class Composite:
         priced = []
         for rows, work in self._work(ops, workload, device, stack):
             unique, index = _distinct(work)
-            each = price(self.kernels, unique, device)[index].reshape(len(rows), -1)
+            known = self.kernels.covers(unique, device)
+            priced_once = np.full(len(unique), np.nan)
+            priced_once[known] = self.kernels.seconds(unique.take(known), device)
+            each = priced_once[index].reshape(len(rows), -1)
             starts = np.maximum(ops.starts[rows], 1.0)
             runs = ops.count[rows] * np.where(ops.slots[rows[0]].kind == "gemm", starts, 1.0)
             priced.append((rows, each * runs, np.isfinite(each) & (ops.flops[rows] > 0)))
@@ -89,52 +94,22 @@ class Composite:
         return work
 
 
-def composite(device: Device, kernels: Sequence[KernelModel] | None = None) -> Composite:
-    """The composite of a device: its own models first, the shipped surfaces by default.
+def composite(device: Device, first: Sequence[KernelModel] = ()) -> Composite:
+    """The composite of a device.
 
     Args:
         device: What is priced.
-        kernels: Models in order of preference, before the shipped ones.
+        first: Models that come before the shipped ones, as of a user's own samples.
     """
-    surfaces = shipped_surfaces(device.name)
-    own = tuple(surface for surface in surfaces.surfaces if surface.device != ANY)
-    analytic = roofline(device)
-    if analytic.origin == "analytic":
-        # Its roofline was fitted on tables of this device: nearer than surfaces of others.
-        surfaces = replace(surfaces, surfaces=own)
+    kernels = learned_kernels(device, first)
+    probe = operators("linear", dtype=list(device.peaks), m=4096, n=4096, k=4096)
+    probe = probe.take(kernels.covers(probe, device))
+    known = len(probe) > 0 and (kernels.origin(probe, device) == "learned").any()
     return Composite(
-        kernels=(*(kernels or ()), surfaces),
-        analytic=analytic,
-        origin="learned" if own or kernels else "extrapolated",
+        kernels=kernels,
+        analytic=roofline(device),
+        origin="learned" if known else "extrapolated",
     )
-
-
-def price(kernels: Sequence[KernelModel], ops: Operators, device: Device) -> FloatArray:
-    """Seconds by the first model that covers each row, shape (N,); NaN where none does."""
-    seconds = np.full(len(ops), np.nan)
-    for model, rows in _choose(kernels, ops, device):
-        seconds[rows] = model.seconds(ops.take(rows), device)
-    return seconds
-
-
-def _origins(kernels: Sequence[KernelModel], ops: Operators, device: Device) -> NameArray:
-    names = np.full(len(ops), "", dtype="U12")
-    for model, rows in _choose(kernels, ops, device):
-        names[rows] = model.origin(ops.take(rows), device)
-    return names
-
-
-def _choose(
-    kernels: Sequence[KernelModel], ops: Operators, device: Device
-) -> list[tuple[KernelModel, NDArray[np.int64]]]:
-    free = np.ones(len(ops), dtype=bool)
-    chosen = []
-    for model in kernels:
-        rows = np.flatnonzero(free & model.covers(ops, device))
-        if len(rows):
-            free[rows] = False
-            chosen.append((model, rows))
-    return chosen
 
 
 def _products(
@@ -144,7 +119,7 @@ def _products(
     starts = np.maximum(ops.starts[rows], 1.0)
     batch = np.maximum(ops.flops[rows] / (2 * m * n * k * starts), 1e-9)
     return operators(
-        "linear",
+        np.where(batch.ravel() > 1.5, "bmm", "linear"),
         dtype=gemm_dtype(workload, low_precision=low_precision),
         batch=batch.ravel(),
         m=m.ravel(),

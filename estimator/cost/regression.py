@@ -30,6 +30,7 @@ from estimator.operators import FloatArray, NameArray, Operators
 from estimator.samples import Samples
 
 FORM = "regression"
+HALF = ("fp16", "bf16")
 PARTS = ("feature", "threshold", "value")
 """Arrays of ``Trees``, in a file one after the other."""
 SCALARS = ("device", "kind", "name", "phase", "dtype", "form", "rows")
@@ -98,7 +99,9 @@ class RegressionModel:
             for regressor in mine:
                 if regressor.kind != kind:
                     continue
-                matched = (phase == regressor.phase) & (dtype == regressor.dtype)
+                # fp16 and bf16 run the same kernels at the same rate.
+                dtypes = HALF if regressor.dtype in HALF else (regressor.dtype,)
+                matched = (phase == regressor.phase) & np.isin(dtype, dtypes)
                 if identity(kind, "named"):
                     matched &= name == regressor.name
                 if matched.any():

@@ -167,9 +167,10 @@ def _is_for(surface: Surface, ops: Operators) -> NDArray[np.bool_]:
     # fp16 runs the same kernels on the same units as bf16.
     dtypes = ("bf16", "fp16") if surface.dtype == "bf16" else (surface.dtype,)
     found = np.isin(ops.dtype, dtypes)
+    found &= ops.kind == surface.kind
     if surface.kind == "attention":
-        return np.asarray(found & (ops.kind == "attention") & (ops.name == surface.name))
-    return np.asarray(found & np.isin(ops.kind, ("linear", "bmm")))
+        found &= ops.name == surface.name
+    return np.asarray(found)
 
 
 def _has_peak(ops: Operators, device: Device) -> NDArray[np.bool_]:

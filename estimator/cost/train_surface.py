@@ -46,7 +46,7 @@ class Effort:
     trees: int
 
 
-OWN = Effort(epochs=120, trees=400)
+OWN = Effort(epochs=80, trees=400)
 OF_ANY = Effort(epochs=0, trees=400)
 """Trees alone: a network carries the slopes of the fitted devices over to others, and misses more
 when each family in turn is left out."""
@@ -97,7 +97,7 @@ def _trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
     """Forward products of ``LEAST_M`` rows or more, and attention of known kernels."""
     ops = samples.ops
     attention = (ops.kind == "attention") & np.isin(ops.name, ATTENTION_KERNELS)
-    product = np.isin(ops.kind, ("linear", "bmm")) & (ops.m >= LEAST_M)
+    product = (ops.kind == "linear") & (ops.m >= LEAST_M)
     keep = (product | attention) & (ops.phase == "forward")
     keep &= ~np.isin(samples.device, list(hold_out))
     named = replace(ops, name=np.where(attention, ops.name, ""))
@@ -108,8 +108,7 @@ def _grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
     """Tables of enough rows, by kind, dtype and name, then by device."""
     found: dict[Key, dict[str, Samples]] = {}
     ops = samples.ops
-    kinds = np.where(ops.kind == "attention", "attention", "linear")
-    labels = np.stack([kinds, ops.dtype, ops.name, samples.device], axis=1)
+    labels = np.stack([ops.kind, ops.dtype, ops.name, samples.device], axis=1)
     for label in np.unique(labels, axis=0):
         rows = (labels == label).all(axis=1)
         table = medians(samples.take(rows))

@@ -43,8 +43,8 @@ def kernels(
 ) -> int:
     """Fit a model of kernels to measured operators.
 
-    All forms learn an efficiency over a roofline, never raw time. The file is read again by
-    `trainplan estimate --cost learned --kernels FILE`.
+    All forms learn an efficiency over a roofline, never raw time. Every command prices plans by
+    what was fitted with --cost FILE.
     """
     from estimator.catalog import load_device
     from estimator.samples import load_samples, pooled

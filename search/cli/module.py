@@ -48,19 +48,17 @@ def estimate_module(
     _check_options(context, module)
     if module is None:
         return False
-    if cost != "analytic":
-        raise ValueError(f"cost={cost} prices plans of a --model alone; use analytic for a module")
     from estimator.catalog import load_device
-    from estimator.cost.analytic_kernels import AnalyticKernels
     from search import contracts
-    from search.module import price_module
+    from search.module import kernels_of, price_module
     from search.report.module import module_text
 
+    place = load_device(device)
     value = price_module(
         module,
         inputs=inputs or (),
-        device=load_device(device),
-        model=AnalyticKernels(),
+        device=place,
+        model=kernels_of(cost, place),
         mode=mode,
         fuse=fuse,
         tf32=tf32,

@@ -40,7 +40,13 @@ MARGIN = 0.03
 """The error of the memory model on runs that were not fitted is 1 to 2 %."""
 ModeName = Annotated[str, typer.Option("--mode", help="train or forward.")]
 StackName = Annotated[str, typer.Option("--stack", help="A framework by name, or a YAML file.")]
-CostName = Annotated[str, typer.Option("--cost", help="Cost model: analytic or amped.")]
+CostName = Annotated[
+    str,
+    typer.Option(
+        "--cost",
+        help="Cost model: analytic, learned, amped, or a file (.npz) of trainplan fit kernels.",
+    ),
+]
 JsonFile = Annotated[
     str | None, typer.Option("--json", help="Also write JSON here; - is standard output, alone.")
 ]
