@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from estimator.cost.kernels import KernelModel
 
 Arrays = Mapping[str, NDArray[Any]]
-BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+BROKEN = (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile)
 """What reading a file of something else may raise."""
 
 

@@ -313,7 +313,7 @@ def test_a_faster_device_is_never_slower() -> None:
 def test_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.npz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^.*model\.npz is not a file of trainplan\.regression"):
+    with pytest.raises(ValueError, match=r"^.*model\.npz is not a file of kernel parameters"):
         load_regression(path)
 
 
