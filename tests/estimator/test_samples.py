@@ -71,13 +71,13 @@ def test_operator_level_rows_are_forward_and_backward(tmp_path):
         _write(
             tmp_path,
             "site,device,op,mp,b,l,dim,F_dur(us),B_dur(us)\n"
-            "Perlmutter,A100-SXM4-80GB,linear1,2,4,1024,2048,100,200\n",
+            "Perlmutter,A100-SXM4-80GB,linear1,2,4,1024,2048,1000,2000\n",
         )
     )
     assert read.ops.phase.tolist() == ["forward", "backward"]
     # Rows b l, columns 3 d / tp, reduction d; backward is two such products.
     assert flops(read.ops).tolist() == [2 * 4096 * 3072 * 2048, 4 * 4096 * 3072 * 2048]
-    assert read.seconds.tolist() == pytest.approx([1e-4, 2e-4], rel=1e-9)
+    assert read.seconds.tolist() == pytest.approx([1e-3, 2e-3], rel=1e-9)
 
 
 def test_broken_rows_are_counted_by_rule(tmp_path):
@@ -85,8 +85,8 @@ def test_broken_rows_are_counted_by_rule(tmp_path):
         _write(
             tmp_path,
             "site,device,op,mp,b,l,dim,F_dur(us),B_dur(us)\n"
-            "Perlmutter,A100-SXM4-80GB,linear2,1,4,1024,2048,100,200\n"
-            "Perlmutter,A100-SXM4-80GB,linear2,4,4,1024,2048,100,200\n",
+            "Perlmutter,A100-SXM4-80GB,linear2,1,4,1024,2048,1000,2000\n"
+            "Perlmutter,A100-SXM4-80GB,linear2,4,4,1024,2048,1000,2000\n",
         )
     )
     assert len(read) == 2 and read.excluded == {"a100-linear2-tp": 2}
