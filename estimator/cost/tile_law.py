@@ -1,0 +1,247 @@
+"""What bounds an fp32 kernel before any network speaks: tiles, waves, lanes, memory and watts.
+
+NeuSight (Lee et al., ASPLOS'25, section 4) cuts a kernel into tiles, runs ``waves`` of them over
+the multiprocessors and learns the utilisation of the roofline within a wave. Here the bounds of a
+wave also know two things that five GPUs cannot teach a network:
+
+- *Lanes.* An SGEMM thread with 8 x 8 accumulators reads 16 floats from shared memory for its 64
+  multiply-adds. A multiprocessor delivers 128 bytes a clock: half of that feeds 64 lanes, all of
+  it 128 lanes (method: Lai and Seznec, CGO'13, upper bounds of SGEMM).
+- *Watts.* A chip at its power limit lowers its clock until joules over seconds meet the limit
+  (Choi et al., IPDPS'14, power-capped roofline). Joules of a FLOP fall with the process node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.cluster import Device
+from estimator.lower.operators import flops, moved_bytes
+from estimator.operators import FloatArray, Operators, concatenate
+
+TILES = np.array(
+    [
+        (128, 128),
+        (128, 64),
+        (64, 128),
+        (64, 64),
+        (128, 32),
+        (32, 128),
+        (64, 32),
+        (32, 64),
+        (32, 32),
+    ],
+    dtype=np.float64,
+)
+"""Rows and columns of a block's output, largest first: those of cuBLAS's SGEMM kernels."""
+OPERAND_COST = 10.0
+"""Multiply-adds that loading one operand element of a tile takes the place of, shape-wise."""
+PROLOGUE = 8.0
+"""Depth of the reduction whose time goes to filling and draining a block's pipeline."""
+MOST_SPLITS = 8
+LEAST_SPLIT_DEPTH = 256
+"""A reduction is split over blocks only while each keeps this depth and SMs would idle."""
+VECTOR_TILE = 512
+"""Elements of a block of PyTorch's vectorised element-wise kernel: 128 threads x 4."""
+RESIDENT = 16
+"""Vector blocks that one multiprocessor holds at a time: 2048 threads of 128."""
+SHARED_NORM = 3.0
+"""Norm that joins arithmetic and shared memory. Half-loaded shared memory costs 4 % by it: V100's
+best large products, with 64 lanes, reach 0.96 of the peak; a full one then costs 21 %."""
+LANE_CLOCK = 2.0e9
+"""Hz. No chip with 64 fp32 lanes a multiprocessor passes it; none with 128 would look like less."""
+USABLE_POWER = 0.85
+"""Share of the board's power limit that is left to work, beside leakage, fans and regulators."""
+NODE_ENERGY: Mapping[str, float] = {
+    "volta": 1.0,
+    "turing": 1.0,
+    "ampere": 0.52,
+    "ada": 0.36,
+    "hopper": 0.36,
+    "blackwell": 0.36,
+}
+"""Joules of an operation against TSMC's 12 nm, by architecture. TSMC's own figures at equal speed:
+12 nm takes 25 % less than 16 nm, 10 nm 35 % less than 16 nm, 7 nm 40 % less than 10 nm, 5 nm (4N is
+of its family) 30 % less than 7 nm: 0.75, 0.39, 0.27 of 16 nm. Pascal's is fitted, not scaled."""
+GENERATIONS: Mapping[str, int] = {
+    "pascal": 0,
+    "volta": 1,
+    "turing": 1,
+    "cdna1": 2,
+    "cdna2": 2,
+    "cdna3": 2,
+    "cdna4": 2,
+}
+"""Kernels that a library ships together (cuBLAS: maxwell_, volta_; AMD's); all others are newer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """Fitted constants that all devices share."""
+
+    sharpness: float
+    """Norm that joins arithmetic and memory time: infinite is a perfect overlap."""
+    flop_joules: float
+    """Of an fp32 FLOP at 12 nm."""
+    pascal_joules: float
+    """Of an fp32 FLOP on Pascal (16 nm)."""
+    operand_joules: float
+    """Of a byte from L2 to a multiprocessor at 12 nm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of N kernels, shape (N,): logarithms of least seconds, what they draw, and shape features."""
+
+    arithmetic: FloatArray
+    """log seconds of all waves at the peak that shared memory allows; -inf for vector kernels."""
+    memory: FloatArray
+    """log seconds of the bytes at the data sheet's bandwidth."""
+    flop_energy: FloatArray
+    """FLOPs over usable watts: times joules of a FLOP, the seconds of the power limit."""
+    operand_energy: FloatArray
+    """Operand bytes over usable watts, at 12 nm."""
+    waves: FloatArray
+    features: FloatArray
+    """(N, F). Of shape and multiprocessors alone, so that seconds fall with peak and bandwidth."""
+
+
+def lanes(device: Device) -> int:
+    """fp32 lanes of a multiprocessor: 64 where those explain the peak at a clock below 2 GHz."""
+    return 64 if device.peaks["fp32"] / (2 * 64 * device.sms) < LANE_CLOCK else 128
+
+
+def shared_memory_share(device: Device) -> float:
+    """Share of the peak that large products keep beside their shared-memory reads, in (0, 1]."""
+    loaded = lanes(device) / 128
+    return float((1 + loaded**SHARED_NORM) ** (-1 / SHARED_NORM))
+
+
+def as_run(ops: Operators) -> tuple[Operators, NDArray[np.int64]]:
+    """Kernels that run, and the row of ``ops`` of each: a backward product is two forward ones.
+
+    Of Y (m, n) = X (m, k) W (k, n): dX = dY W' reduces over n, dW = X' dY over m.
+    """
+    rows = np.arange(len(ops), dtype=np.int64)
+    product = (ops.kind == "linear") | (ops.kind == "bmm")
+    both = product & (ops.phase == "backward")
+    forward = np.full(len(ops), "forward")
+    inputs = replace(
+        ops, phase=forward, n=np.where(both, ops.k, ops.n), k=np.where(both, ops.n, ops.k)
+    )
+    weights = replace(ops, phase=forward, m=ops.k, k=ops.m).take(both)
+    return concatenate([inputs, weights]), np.concatenate([rows, rows[both]])
+
+
+def bounds(ops: Operators, device: Device, *, product: bool) -> Bounds:
+    """Bounds of forward kernels (see :func:`as_run`) of one family on a device."""
+    return _product_bounds(ops, device) if product else _vector_bounds(ops, device)
+
+
+def tiles(ops: Operators, device: Device) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+    """Tile (index into ``TILES``), splits of the reduction and waves of each product.
+
+    The tile with the least work over all waves: padded outputs times the depth, with what loading
+    operands costs a small tile. It knows the number of multiprocessors, never peak or bandwidth.
+    """
+    best = np.full(len(ops), np.inf)
+    chosen = np.zeros(len(ops), dtype=np.int64)
+    blocks = np.ones(len(ops))
+    for index, (rows, columns) in enumerate(TILES):
+        count = ops.batch * np.ceil(ops.m / rows) * np.ceil(ops.n / columns)
+        depth = ops.k * (1 + OPERAND_COST * (1 / rows + 1 / columns)) + PROLOGUE
+        cost = np.ceil(count / device.sms) * rows * columns * depth
+        better = cost < best
+        best = np.where(better, cost, best)
+        chosen = np.where(better, index, chosen)
+        blocks = np.where(better, count, blocks)
+    idle = np.floor(device.sms / blocks)
+    splits = np.clip(np.minimum(idle, ops.k // LEAST_SPLIT_DEPTH), 1, MOST_SPLITS)
+    splits = np.where(ops.kind == "linear", splits, 1.0)
+    return chosen, splits, np.ceil(blocks * splits / device.sms)
+
+
+def _product_bounds(ops: Operators, device: Device) -> Bounds:
+    chosen, splits, waves = tiles(ops, device)
+    rows, columns = TILES[chosen].T
+    work, moved = flops(ops), moved_bytes(ops)
+    blocks = ops.batch * np.ceil(ops.m / rows) * np.ceil(ops.n / columns)
+    fill = ops.batch * ops.m * ops.n / (blocks * rows * columns)
+    rounds = blocks * splits / device.sms
+    # Padding of tiles and of the last wave is arithmetic that runs for nothing.
+    padded = work / fill * (waves / rounds)
+    operands = 2 * work / fill * (1 / rows + 1 / columns)
+    watts = USABLE_POWER * device.tdp_watts
+    energy = NODE_ENERGY.get(device.architecture, 0.0)
+    pascal = device.architecture == "pascal"
+    aligned = [np.where(size % 4 == 0, 1.0, 0.0) for size in (ops.m, ops.n, ops.k)]
+    features = [
+        *_generation(ops, device),
+        np.log2(ops.k / splits),
+        np.log2(splits),
+        np.log2(rows * columns),
+        np.log2(rows / columns),
+        np.log2(1 + rounds),
+        np.log2(rounds / waves),
+        np.log2(fill),
+        *aligned,
+        np.log2(work / moved),
+        np.log2(moved),
+    ]
+    return Bounds(
+        arithmetic=np.log(padded / (device.peaks["fp32"] * shared_memory_share(device))),
+        memory=np.log(moved / device.bandwidth),
+        flop_energy=work / watts * (1.0 if pascal else energy),
+        operand_energy=operands / watts * (1.33 if pascal else energy),
+        waves=waves,
+        features=np.stack(features, axis=1),
+    )
+
+
+def _vector_bounds(ops: Operators, device: Device) -> Bounds:
+    """Element-wise kernels know bytes alone; softmax and norms a block for each row."""
+    moved = moved_bytes(ops)
+    blocks = np.where(ops.kind == "elementwise", ops.m * ops.n / VECTOR_TILE, ops.m)
+    waves = np.ceil(np.maximum(blocks / (RESIDENT * device.sms), 1e-9))
+    flat = ops.kind == "elementwise"
+    columns = np.where(flat, 1.0, ops.n)
+    features = [
+        *_generation(ops, device),
+        np.log2(moved),
+        np.log2(waves),
+        np.log2(columns),
+        np.where(columns > 1024, 1.0, 0.0),
+    ]
+    zeros = np.zeros(len(ops))
+    return Bounds(
+        arithmetic=np.full(len(ops), -np.inf),
+        memory=np.log(moved / device.bandwidth),
+        flop_energy=zeros,
+        operand_energy=zeros,
+        waves=waves,
+        features=np.stack(features, axis=1),
+    )
+
+
+def _generation(ops: Operators, device: Device) -> list[FloatArray]:
+    mine = GENERATIONS.get(device.architecture, -1)
+    return [np.full(len(ops), float(mine == generation)) for generation in (0, 1, 2)]
+
+
+def base_seconds(bound: Bounds, law: Law) -> FloatArray:
+    """Seconds at full utilisation, but for the power limit: arithmetic and memory, overlapped."""
+    sharp = law.sharpness
+    most = np.maximum(bound.arithmetic, bound.memory)
+    joined = np.exp(sharp * (bound.arithmetic - most)) + np.exp(sharp * (bound.memory - most))
+    return np.asarray(np.exp(most + np.log(joined) / sharp), dtype=np.float64)
+
+
+def power_seconds(bound: Bounds, law: Law, device: Device) -> FloatArray:
+    """Seconds that the power limit allows at least."""
+    pascal = device.architecture == "pascal"
+    joules = law.pascal_joules if pascal else law.flop_joules
+    return joules * bound.flop_energy + law.operand_joules * bound.operand_energy

@@ -1,0 +1,247 @@
+"""NeuSight's tile model for fp32 kernels: tiles, waves, and a small network per operator family.
+
+Lee et al., "Forecasting GPU Performance for Deep Learning Training and Inference", ASPLOS'25.
+Seconds are those of ``tile_law.py`` over a utilisation that a network reads off the shape (section
+4.3):
+
+    utilisation = sigmoid(gamma) (1 - sigmoid(alpha) / waves)
+
+The product lies in (0, 1], where the paper's difference can fall to 0 and below. The networks see
+shapes, waves and the generation of kernels, never a peak or a bandwidth: time falls with both by
+construction. What the paper's samples hold beside the kernel (events, an idle queue) is kept apart:
+``seconds`` is for kernels queued one after another, ``isolated_seconds`` for one timed alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.cluster import Device
+from estimator.cost.kernels import light_seconds
+from estimator.cost.tile_law import Bounds, Law, as_run, base_seconds, bounds, power_seconds
+from estimator.operators import FloatArray, NameArray, Operators
+
+FAMILIES = ("linear", "bmm", "elementwise", "softmax", "layer_norm")
+"""Kinds with a network; a product also knows tiles, lanes and watts."""
+PRODUCTS = ("linear", "bmm")
+SIZES = ("batch", "m", "n", "k")
+BLOCK = 8192
+"""Rows that go through a network at a time: its activations stay in the cache."""
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """ReLU layers from F features to (gamma, alpha), and what they were fitted on."""
+
+    weights: tuple[Matrix, ...]
+    biases: tuple[Matrix, ...]
+    centre: FloatArray
+    """(F,) means of the features, and ``scale`` their deviations."""
+    scale: FloatArray
+    low: FloatArray
+    """(F,) least and (``high``) largest feature fitted: beyond them the features are clipped."""
+    high: FloatArray
+    least: FloatArray
+    """(4,) least and (``most``) largest batch, m, n, k of the samples."""
+    most: FloatArray
+    shifts: Mapping[str, float]
+    """Of gamma on measured devices; an unmeasured one has none."""
+
+    def outputs(self, features: FloatArray) -> Matrix:
+        """What the law calls gamma and alpha, shape (N, 2)."""
+        parts = []
+        for start in range(0, len(features), BLOCK):
+            clipped = np.clip(features[start : start + BLOCK], self.low, self.high)
+            hidden = ((clipped - self.centre) / self.scale).astype(np.float32)
+            for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+                hidden = np.maximum(hidden @ weight + bias, 0)
+            parts.append(hidden @ self.weights[-1] + self.biases[-1])
+        return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What timing one kernel alone adds to its work, seconds."""
+
+    overhead: float
+    """Between the events beside the kernel."""
+    floor: float
+    """Least that any kernel reads: the host's time to launch it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileModel:
+    """A ``KernelModel`` of fp32 products and vector kernels on any device of the catalogue."""
+
+    law: Law
+    networks: Mapping[str, Network]
+    launches: Mapping[str, Launch]
+    """By measured device."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "tiles"
+
+    def covers(self, ops: Operators, device: Device) -> NDArray[np.bool_]:
+        """Rows in fp32 of a family that was fitted, where the device has an fp32 peak."""
+        known = np.isin(ops.kind, list(self.networks)) & (ops.dtype == "fp32")
+        return np.asarray(known & ("fp32" in device.peaks), dtype=bool)
+
+    def seconds(self, ops: Operators, device: Device) -> FloatArray:
+        """Seconds of each row times its count, in a queue that never runs dry.
+
+        Raises:
+            ValueError: a row is of another kind or dtype; the message names it.
+        """
+        return ops.count * self._work(ops, device)
+
+    def isolated_seconds(self, ops: Operators, device: Device) -> FloatArray:
+        """Seconds of each row timed alone between two events, as in samples of kernels."""
+        launch = self.launch(device)
+        timed = np.maximum(launch.floor, launch.overhead + self._work(ops, device))
+        return np.asarray(ops.count * timed, dtype=np.float64)
+
+    def launch(self, device: Device) -> Launch:
+        """As measured on the device, else the median of those measured."""
+        if device.name in self.launches:
+            return self.launches[device.name]
+        measured = list(self.launches.values())
+        return Launch(
+            overhead=float(np.median([launch.overhead for launch in measured])),
+            floor=float(np.median([launch.floor for launch in measured])),
+        )
+
+    def utilisation(self, ops: Operators, device: Device) -> FloatArray:
+        """Of forward rows, in (0, 1]: the share of the bounds' speed, before the power limit."""
+        self._check(ops, device)
+        shares = np.ones(len(ops))
+        for family, rows in _families(ops).items():
+            bound = bounds(ops.take(rows), device, product=family in PRODUCTS)
+            shares[rows] = utilisation(self.networks[family], bound, device)
+        return shares
+
+    def origin(self, ops: Operators, device: Device) -> NameArray:
+        """learned, or extrapolated where a size of the row was not among the samples'."""
+        self._check(ops, device)
+        run, row = as_run(ops)
+        outside = np.zeros(len(ops), dtype=bool)
+        for family, rows in _families(run).items():
+            network = self.networks[family]
+            sizes = np.stack([getattr(run, size)[rows] for size in SIZES], axis=1)
+            if family == "elementwise":
+                sizes = np.stack([np.prod(sizes, axis=1)], axis=1)
+            beyond = ((sizes < network.least) | (sizes > network.most)).any(axis=1)
+            np.logical_or.at(outside, row[rows], beyond)
+        return np.where(outside, "extrapolated", "learned")
+
+    def _work(self, ops: Operators, device: Device) -> FloatArray:
+        self._check(ops, device)
+        run, row = as_run(ops)
+        each = np.zeros(len(run))
+        for family, rows in _families(run).items():
+            bound = bounds(run.take(rows), device, product=family in PRODUCTS)
+            share = utilisation(self.networks[family], bound, device)
+            working = base_seconds(bound, self.law) / share
+            each[rows] = np.maximum(working, power_seconds(bound, self.law, device))
+        seconds = np.bincount(row, weights=each, minlength=len(ops))
+        return np.maximum(seconds, light_seconds(ops, device))
+
+    def _check(self, ops: Operators, device: Device) -> None:
+        covered = self.covers(ops, device)
+        if not covered.all():
+            bad = int(np.argmin(covered))
+            raise ValueError(
+                f"row {bad + 1}: no tile model of {ops.dtype[bad]} {ops.kind[bad]} on "
+                f"{device.name}; it has fp32 {', '.join(self.networks)}"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write ``path`` (.npz) and, beside it, the provenance (.json)."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for family, network in self.networks.items():
+            for index, (weight, bias) in enumerate(
+                zip(network.weights, network.biases, strict=True)
+            ):
+                arrays[f"{family}/weight{index}"] = weight
+                arrays[f"{family}/bias{index}"] = bias
+            for part in ("centre", "scale", "low", "high", "least", "most"):
+                arrays[f"{family}/{part}"] = getattr(network, part)
+        np.savez_compressed(Path(path), **arrays)  # type: ignore[arg-type]
+        described = {
+            "law": {part: getattr(self.law, part) for part in Law.__slots__},
+            "layers": {family: len(net.weights) for family, net in self.networks.items()},
+            "shifts": {family: dict(net.shifts) for family, net in self.networks.items()},
+            "launches": {
+                device: {"overhead": launch.overhead, "floor": launch.floor}
+                for device, launch in self.launches.items()
+            },
+            "provenance": dict(self.provenance),
+        }
+        Path(path).with_suffix(".json").write_text(
+            json.dumps(described, indent=1) + "\n", encoding="utf-8"
+        )
+
+
+def utilisation(network: Network, bound: Bounds, device: Device) -> FloatArray:
+    """The law at the head of this file, shape (N,), in (0, 1]."""
+    outputs = network.outputs(bound.features).astype(np.float64)
+    shift = network.shifts.get(device.name, 0.0)
+    share = _sigmoid(outputs[:, 0] + shift) * (1 - _sigmoid(outputs[:, 1]) / bound.waves)
+    return np.asarray(np.clip(share, 1e-6, 1.0), dtype=np.float64)
+
+
+def _sigmoid(values: FloatArray) -> FloatArray:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * values)), dtype=np.float64)
+
+
+def _families(ops: Operators) -> dict[str, NDArray[np.int64]]:
+    kinds = np.unique(ops.kind).tolist()
+    return {kind: np.flatnonzero(ops.kind == kind) for kind in kinds}
+
+
+def load_tiles(path: str | Path) -> TileModel:
+    """Read what :meth:`TileModel.save` wrote.
+
+    Raises:
+        ValueError: one of the two files is missing or not of this kind.
+    """
+    path = Path(path)
+    try:
+        described = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        with np.load(path, allow_pickle=False) as arrays:
+            networks = {
+                family: Network(
+                    weights=tuple(arrays[f"{family}/weight{i}"] for i in range(layers)),
+                    biases=tuple(arrays[f"{family}/bias{i}"] for i in range(layers)),
+                    shifts=described["shifts"][family],
+                    **{
+                        part: arrays[f"{family}/{part}"]
+                        for part in ("centre", "scale", "low", "high", "least", "most")
+                    },
+                )
+                for family, layers in described["layers"].items()
+            }
+        launches = {name: Launch(**parts) for name, parts in described["launches"].items()}
+        law, provenance = Law(**described["law"]), described["provenance"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} and its .json beside it are not a saved tile model ({error}); "
+            "write them with TileModel.save"
+        ) from error
+    return TileModel(law=law, networks=networks, launches=launches, provenance=provenance)
+
+
+@cache
+def shipped_tiles() -> TileModel:
+    """The parameters that ship with the package."""
+    with resources.as_file(resources.files("estimator.cost") / "data" / "tiles.npz") as path:
+        return load_tiles(path)
