@@ -9,6 +9,9 @@ wave also know two things that five GPUs cannot teach a network:
   it 128 lanes (method: Lai and Seznec, CGO'13, upper bounds of SGEMM).
 - *Watts.* A chip at its power limit lowers its clock until joules over seconds meet the limit
   (Choi et al., IPDPS'14, power-capped roofline). Joules of a FLOP fall with the process node.
+
+Memory is DRAM for what does not fit into L2 and L2 for what does; softmax and norms, which read a
+row more than once, are also bound by what a multiprocessor passes through in a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
-from estimator.lower.operators import flops, moved_bytes
+from estimator.lower.operators import element_bytes, flops, moved_bytes
 from estimator.operators import FloatArray, Operators, concatenate
 
 TILES = np.array(
@@ -47,6 +50,8 @@ LEAST_SPLIT_DEPTH = 256
 """A reduction is split over blocks only while each keeps this depth and SMs would idle."""
 VECTOR_TILE = 512
 """Elements of a block of PyTorch's vectorised element-wise kernel: 128 threads x 4."""
+WARP_COLUMNS = 1024
+"""Columns up to which PyTorch's softmax keeps a row in registers and reads it once."""
 RESIDENT = 16
 """Vector blocks that one multiprocessor holds at a time: 2048 threads of 128."""
 SHARED_NORM = 3.0
@@ -56,27 +61,24 @@ LANE_CLOCK = 2.0e9
 """Hz. No chip with 64 fp32 lanes a multiprocessor passes it; none with 128 would look like less."""
 USABLE_POWER = 0.85
 """Share of the board's power limit that is left to work, beside leakage, fans and regulators."""
-NODE_ENERGY: Mapping[str, float] = {
-    "volta": 1.0,
-    "turing": 1.0,
-    "ampere": 0.52,
-    "ada": 0.36,
-    "hopper": 0.36,
-    "blackwell": 0.36,
+ENERGY: Mapping[str, tuple[str, float]] = {
+    "pascal": ("pascal", 1.0),
+    "volta": ("volta", 1.0),
+    "turing": ("volta", 1.0),
+    "ampere": ("ampere", 1.0),
+    "ada": ("volta", 0.36),
+    "hopper": ("volta", 0.36),
+    "blackwell": ("volta", 0.36),
 }
-"""Joules of an operation against TSMC's 12 nm, by architecture. TSMC's own figures at equal speed:
+"""Joules of a FLOP by architecture: those measured on one, scaled. TSMC's own figures at equal speed:
 12 nm takes 25 % less than 16 nm, 10 nm 35 % less than 16 nm, 7 nm 40 % less than 10 nm, 5 nm (4N is
-of its family) 30 % less than 7 nm: 0.75, 0.39, 0.27 of 16 nm. Pascal's is fitted, not scaled."""
-GENERATIONS: Mapping[str, int] = {
-    "pascal": 0,
-    "volta": 1,
-    "turing": 1,
-    "cdna1": 2,
-    "cdna2": 2,
-    "cdna3": 2,
-    "cdna4": 2,
-}
-"""Kernels that a library ships together (cuBLAS: maxwell_, volta_; AMD's); all others are newer."""
+of its family) 30 % less than 7 nm: 0.27 of 16 nm against 0.75. AMD's matrix cores have no entry and
+no limit."""
+L2_RATE = 32.0
+"""Bytes a clock and multiprocessor from L2: 26 on V100 and 47 on A100 by NVIDIA's white papers."""
+L2_FULL = 0.5
+"""Share of L2 up to which all bytes are found there; at its whole size none are."""
+AMD = ("cdna1", "cdna2", "cdna3", "cdna4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +87,10 @@ class Law:
 
     sharpness: float
     """Norm that joins arithmetic and memory time: infinite is a perfect overlap."""
-    flop_joules: float
-    """Of an fp32 FLOP at 12 nm."""
-    pascal_joules: float
-    """Of an fp32 FLOP on Pascal (16 nm)."""
-    operand_joules: float
-    """Of a byte from L2 to a multiprocessor at 12 nm."""
+    vector_rate: float
+    """Bytes a clock that softmax and norms pass through one multiprocessor."""
+    joules: Mapping[str, float]
+    """Least joules of an fp32 FLOP by measured architecture (see ``ENERGY``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +98,12 @@ class Bounds:
     """Of N kernels, shape (N,): logarithms of least seconds, what they draw, and shape features."""
 
     arithmetic: FloatArray
-    """log seconds of all waves at the peak that shared memory allows; -inf for vector kernels."""
+    """log seconds of all waves at the peak that shared memory allows; of softmax and norms, of
+    their bytes at one byte a clock; -inf for element-wise kernels."""
     memory: FloatArray
-    """log seconds of the bytes at the data sheet's bandwidth."""
-    flop_energy: FloatArray
-    """FLOPs over usable watts: times joules of a FLOP, the seconds of the power limit."""
-    operand_energy: FloatArray
-    """Operand bytes over usable watts, at 12 nm."""
+    """log seconds of the bytes at the data sheet's bandwidth, or L2's."""
+    power: FloatArray
+    """log seconds of the power limit at one joule a FLOP; -inf where none is known."""
     waves: FloatArray
     features: FloatArray
     """(N, F). Of shape and multiprocessors alone, so that seconds fall with peak and bandwidth."""
@@ -165,6 +164,18 @@ def tiles(ops: Operators, device: Device) -> tuple[NDArray[np.int64], FloatArray
     return chosen, splits, np.ceil(blocks * splits / device.sms)
 
 
+def clock(device: Device) -> float:
+    """Hz at which the data sheet's fp32 peak holds."""
+    return device.peaks["fp32"] / (2 * lanes(device) * device.sms)
+
+
+def memory_seconds(moved: FloatArray, device: Device) -> FloatArray:
+    """Seconds of N kernels' bytes: from L2 as far as the kernel's data stays in it, else from DRAM."""
+    kept = np.clip((1 - moved / device.l2_bytes) / (1 - L2_FULL), 0.0, 1.0)
+    l2 = max(L2_RATE * device.sms * clock(device), device.bandwidth)
+    return np.asarray(moved * ((1 - kept) / device.bandwidth + kept / l2), dtype=np.float64)
+
+
 def _product_bounds(ops: Operators, device: Device) -> Bounds:
     chosen, splits, waves = tiles(ops, device)
     rows, columns = TILES[chosen].T
@@ -174,13 +185,12 @@ def _product_bounds(ops: Operators, device: Device) -> Bounds:
     rounds = blocks * splits / device.sms
     # Padding of tiles and of the last wave is arithmetic that runs for nothing.
     padded = work / fill * (waves / rounds)
-    operands = 2 * work / fill * (1 / rows + 1 / columns)
-    watts = USABLE_POWER * device.tdp_watts
-    energy = NODE_ENERGY.get(device.architecture, 0.0)
-    pascal = device.architecture == "pascal"
     aligned = [np.where(size % 4 == 0, 1.0, 0.0) for size in (ops.m, ops.n, ops.k)]
+    old, volta = device.architecture == "pascal", device.architecture in ("volta", "turing")
     features = [
-        *_generation(ops, device),
+        # Kernels that cuBLAS ships together: maxwell_, volta_, and those of Ampere for all later.
+        np.full(len(ops), float(old)),
+        np.full(len(ops), float(volta)),
         np.log2(ops.k / splits),
         np.log2(splits),
         np.log2(rows * columns),
@@ -192,56 +202,53 @@ def _product_bounds(ops: Operators, device: Device) -> Bounds:
         np.log2(work / moved),
         np.log2(moved),
     ]
+    watts = USABLE_POWER * device.tdp_watts
+    _, scale = ENERGY.get(device.architecture, ("", 0.0))
+    with np.errstate(divide="ignore"):
+        power = np.log(work * scale / watts)
     return Bounds(
         arithmetic=np.log(padded / (device.peaks["fp32"] * shared_memory_share(device))),
-        memory=np.log(moved / device.bandwidth),
-        flop_energy=work / watts * (1.0 if pascal else energy),
-        operand_energy=operands / watts * (1.33 if pascal else energy),
+        memory=np.log(memory_seconds(moved, device)),
+        power=power,
         waves=waves,
         features=np.stack(features, axis=1),
     )
 
 
 def _vector_bounds(ops: Operators, device: Device) -> Bounds:
-    """Element-wise kernels know bytes alone; softmax and norms a block for each row."""
+    """Element-wise kernels know bytes alone; softmax and norms have a block for each row."""
     moved = moved_bytes(ops)
-    blocks = np.where(ops.kind == "elementwise", ops.m * ops.n / VECTOR_TILE, ops.m)
-    waves = np.ceil(np.maximum(blocks / (RESIDENT * device.sms), 1e-9))
     flat = ops.kind == "elementwise"
+    blocks = np.where(flat, ops.m * ops.n / VECTOR_TILE, ops.m)
     columns = np.where(flat, 1.0, ops.n)
+    waves = np.ceil(np.maximum(blocks / (RESIDENT * device.sms), 1e-9))
+    rows_bytes = RESIDENT * device.sms * columns * element_bytes(ops)
     features = [
-        *_generation(ops, device),
+        np.full(len(ops), float(device.architecture in AMD)),
         np.log2(moved),
         np.log2(waves),
         np.log2(columns),
-        np.where(columns > 1024, 1.0, 0.0),
+        np.where(columns > WARP_COLUMNS, 1.0, 0.0),
+        # Rows at work beside L2: whether a second reading of a row finds it there.
+        np.where(flat, 0.0, np.clip(np.log2(rows_bytes / device.l2_bytes), -3, 3)),
     ]
-    zeros = np.zeros(len(ops))
+    with np.errstate(divide="ignore"):
+        through = np.log(np.where(flat, 0.0, moved) / (device.sms * clock(device)))
     return Bounds(
-        arithmetic=np.full(len(ops), -np.inf),
-        memory=np.log(moved / device.bandwidth),
-        flop_energy=zeros,
-        operand_energy=zeros,
+        arithmetic=through,
+        memory=np.log(memory_seconds(moved, device)),
+        power=np.full(len(ops), -np.inf),
         waves=waves,
         features=np.stack(features, axis=1),
     )
 
 
-def _generation(ops: Operators, device: Device) -> list[FloatArray]:
-    mine = GENERATIONS.get(device.architecture, -1)
-    return [np.full(len(ops), float(mine == generation)) for generation in (0, 1, 2)]
-
-
-def base_seconds(bound: Bounds, law: Law) -> FloatArray:
-    """Seconds at full utilisation, but for the power limit: arithmetic and memory, overlapped."""
+def base_seconds(bound: Bounds, law: Law, device: Device, *, product: bool) -> FloatArray:
+    """Seconds at full utilisation: arithmetic and memory overlapped, within the power limit."""
     sharp = law.sharpness
-    most = np.maximum(bound.arithmetic, bound.memory)
-    joined = np.exp(sharp * (bound.arithmetic - most)) + np.exp(sharp * (bound.memory - most))
-    return np.asarray(np.exp(most + np.log(joined) / sharp), dtype=np.float64)
-
-
-def power_seconds(bound: Bounds, law: Law, device: Device) -> FloatArray:
-    """Seconds that the power limit allows at least."""
-    pascal = device.architecture == "pascal"
-    joules = law.pascal_joules if pascal else law.flop_joules
-    return joules * bound.flop_energy + law.operand_joules * bound.operand_energy
+    arithmetic = bound.arithmetic if product else bound.arithmetic - np.log(law.vector_rate)
+    most = np.maximum(arithmetic, bound.memory)
+    joined = np.exp(sharp * (arithmetic - most)) + np.exp(sharp * (bound.memory - most))
+    source, _ = ENERGY.get(device.architecture, ("", 0.0))
+    power = bound.power + np.log(law.joules.get(source, 1.0))
+    return np.asarray(np.exp(np.maximum(most + np.log(joined) / sharp, power)), dtype=np.float64)

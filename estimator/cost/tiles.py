@@ -27,13 +27,16 @@ from numpy.typing import NDArray
 
 from estimator.cluster import Device
 from estimator.cost.kernels import light_seconds
-from estimator.cost.tile_law import Bounds, Law, as_run, base_seconds, bounds, power_seconds
+from estimator.cost.tile_law import Bounds, Law, as_run, base_seconds, bounds
 from estimator.operators import FloatArray, NameArray, Operators
 
 FAMILIES = ("linear", "bmm", "elementwise", "softmax", "layer_norm")
 """Kinds with a network; a product also knows tiles, lanes and watts."""
 PRODUCTS = ("linear", "bmm")
 SIZES = ("batch", "m", "n", "k")
+OVERHEAD = 0.7
+"""Of a family's launch floor, what a long kernel's time still holds beside its work: the median of
+intercepts of time over bytes beside floors, over devices and vector families of the samples."""
 BLOCK = 8192
 """Rows that go through a network at a time: its activations stay in the cache."""
 
@@ -71,23 +74,13 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What timing one kernel alone adds to its work, seconds."""
-
-    overhead: float
-    """Between the events beside the kernel."""
-    floor: float
-    """Least that any kernel reads: the host's time to launch it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TileModel:
     """A ``KernelModel`` of fp32 products and vector kernels on any device of the catalogue."""
 
     law: Law
     networks: Mapping[str, Network]
-    launches: Mapping[str, Launch]
-    """By measured device."""
+    floors: Mapping[str, Mapping[str, float]]
+    """Seconds that the smallest kernels of a family read when timed alone, by measured device."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     name: str = "tiles"
 
@@ -106,22 +99,24 @@ class TileModel:
 
     def isolated_seconds(self, ops: Operators, device: Device) -> FloatArray:
         """Seconds of each row timed alone between two events, as in samples of kernels."""
-        launch = self.launch(device)
-        timed = np.maximum(launch.floor, launch.overhead + self._work(ops, device))
+        floor = self.floor_seconds(ops, device)
+        timed = np.maximum(floor, OVERHEAD * floor + self._work(ops, device))
         return np.asarray(ops.count * timed, dtype=np.float64)
 
-    def launch(self, device: Device) -> Launch:
-        """As measured on the device, else the median of those measured."""
-        if device.name in self.launches:
-            return self.launches[device.name]
-        measured = list(self.launches.values())
-        return Launch(
-            overhead=float(np.median([launch.overhead for launch in measured])),
-            floor=float(np.median([launch.floor for launch in measured])),
-        )
+    def floor_seconds(self, ops: Operators, device: Device) -> FloatArray:
+        """The launch floor of each row: as measured on the device, else the devices' median."""
+        seconds = np.zeros(len(ops))
+        for family in np.unique(ops.kind).tolist():
+            known = {
+                name: floors[family] for name, floors in self.floors.items() if family in floors
+            }
+            seconds[ops.kind == family] = known.get(
+                device.name, float(np.median([*known.values()]))
+            )
+        return seconds
 
     def utilisation(self, ops: Operators, device: Device) -> FloatArray:
-        """Of forward rows, in (0, 1]: the share of the bounds' speed, before the power limit."""
+        """Of forward rows, in (0, 1]: the share of the bounds' speed."""
         self._check(ops, device)
         shares = np.ones(len(ops))
         for family, rows in _families(ops).items():
@@ -148,10 +143,10 @@ class TileModel:
         run, row = as_run(ops)
         each = np.zeros(len(run))
         for family, rows in _families(run).items():
-            bound = bounds(run.take(rows), device, product=family in PRODUCTS)
+            product = family in PRODUCTS
+            bound = bounds(run.take(rows), device, product=product)
             share = utilisation(self.networks[family], bound, device)
-            working = base_seconds(bound, self.law) / share
-            each[rows] = np.maximum(working, power_seconds(bound, self.law, device))
+            each[rows] = base_seconds(bound, self.law, device, product=product) / share
         seconds = np.bincount(row, weights=each, minlength=len(ops))
         return np.maximum(seconds, light_seconds(ops, device))
 
@@ -177,13 +172,14 @@ class TileModel:
                 arrays[f"{family}/{part}"] = getattr(network, part)
         np.savez_compressed(Path(path), **arrays)  # type: ignore[arg-type]
         described = {
-            "law": {part: getattr(self.law, part) for part in Law.__slots__},
+            "law": {
+                "sharpness": self.law.sharpness,
+                "vector_rate": self.law.vector_rate,
+                "joules": dict(self.law.joules),
+            },
             "layers": {family: len(net.weights) for family, net in self.networks.items()},
             "shifts": {family: dict(net.shifts) for family, net in self.networks.items()},
-            "launches": {
-                device: {"overhead": launch.overhead, "floor": launch.floor}
-                for device, launch in self.launches.items()
-            },
+            "floors": {device: dict(floors) for device, floors in self.floors.items()},
             "provenance": dict(self.provenance),
         }
         Path(path).with_suffix(".json").write_text(
@@ -230,14 +226,14 @@ def load_tiles(path: str | Path) -> TileModel:
                 )
                 for family, layers in described["layers"].items()
             }
-        launches = {name: Launch(**parts) for name, parts in described["launches"].items()}
-        law, provenance = Law(**described["law"]), described["provenance"]
+        law, floors = Law(**described["law"]), described["floors"]
+        provenance = described["provenance"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} and its .json beside it are not a saved tile model ({error}); "
             "write them with TileModel.save"
         ) from error
-    return TileModel(law=law, networks=networks, launches=launches, provenance=provenance)
+    return TileModel(law=law, networks=networks, floors=floors, provenance=provenance)
 
 
 @cache

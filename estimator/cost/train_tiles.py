@@ -8,15 +8,15 @@ devices, and a measured device may differ from its generation by one penalised n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from estimator.catalog import load_device
-from estimator.cost.tile_law import Bounds, Law, bounds
-from estimator.cost.tiles import FAMILIES, PRODUCTS, SIZES, Launch, Network, TileModel
-from estimator.lower.operators import moved_bytes
+from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds
+from estimator.cost.tiles import FAMILIES, OVERHEAD, PRODUCTS, SIZES, Network, TileModel
+from estimator.lower.operators import flops
 from estimator.operators import FloatArray
 from estimator.samples import Samples
 
@@ -30,10 +30,16 @@ ROWS = 3000
 """Samples of a family and device that training draws, at random by the seed."""
 ABOVE_FLOOR = 1.5
 """Samples below this multiple of the launch floor say nothing of the kernel."""
-LARGE = 3e7
-"""Bytes from which element-wise samples show the overhead as the intercept of a line."""
+FLOOR = 0.005
+"""Quantile of a family's times on a device that is its launch floor."""
+LARGE = 0.8
+"""Quantile of FLOPs above which products can reach the power limit; the best ``FRONTIER`` of their
+rates define the joules of a FLOP."""
+FRONTIER = 0.99
 SHIFT_PENALTY = 0.05
-START = Law(sharpness=3.0, flop_joules=17e-12, pascal_joules=15e-12, operand_joules=30e-12)
+SHARPNESS = 3.0
+VECTOR_RATE = 10.0
+"""Where the search for the law's two constants starts."""
 STEPS = 600
 RATE = 0.01
 
@@ -45,7 +51,9 @@ class Group:
     family: str
     device: str
     bound: Bounds
+    floor: float
     log_seconds: FloatArray
+    """Of the work: the samples' seconds without the launch overhead."""
     sizes: FloatArray
 
 
@@ -73,13 +81,15 @@ def fit_tiles(
     if len(kept) == 0:
         raise ValueError(f"no fp32 forward sample of {', '.join(FAMILIES)} is left to fit")
     devices = np.unique(kept.device).tolist()
-    launches = {name: _launch(kept.take(kept.device == name)) for name in devices}
-    groups = _groups(kept, launches, seed, rows)
-    law, networks = _train(groups, seed, tuple(hidden), steps)
+    groups = _groups(kept, seed, rows)
+    law, networks = _train(groups, _joules(kept), seed, tuple(hidden), steps)
+    floors: dict[str, dict[str, float]] = {name: {} for name in devices}
+    for group in groups:
+        floors[group.device][group.family] = group.floor
     return TileModel(
         law=law,
         networks=networks,
-        launches=launches,
+        floors=floors,
         provenance={
             **(provenance or {}),
             "seed": seed,
@@ -102,9 +112,8 @@ def left_out(
     for name in devices:
         model = fit_tiles(samples, hold_out=[name], seed=seed, **options)
         device = load_device(name)
-        mine = samples.take(samples.device == name)
-        floor = _launch(mine).floor
-        mine = mine.take((mine.seconds > 2 * floor) & np.isin(mine.ops.kind, FAMILIES))
+        mine = samples.take((samples.device == name) & np.isin(samples.ops.kind, FAMILIES))
+        mine = mine.take(mine.seconds > 2 * model.floor_seconds(mine.ops, device))
         errors = model.isolated_seconds(mine.ops, device) / mine.seconds - 1
         for family in FAMILIES:
             chosen = errors[mine.ops.kind == family]
@@ -113,42 +122,44 @@ def left_out(
     return scores
 
 
-def _launch(mine: Samples) -> Launch:
-    """Floor: what the quickest samples read. Overhead: intercept of time over large arrays."""
-    vector = mine.take(mine.ops.kind == "elementwise")
-    if len(vector) < 50:
-        floor = float(np.quantile(mine.seconds, 0.005))
-        return Launch(overhead=min(10e-6, 0.5 * floor), floor=floor)
-    floor = float(np.quantile(vector.seconds, 0.005))
-    moved = moved_bytes(vector.ops)
-    large = moved > LARGE
-    if large.sum() < 10:
-        return Launch(overhead=min(10e-6, 0.5 * floor), floor=floor)
-    # Least squares of relative errors, so that the longest samples do not decide alone.
-    seconds, size = vector.seconds[large], moved[large]
-    columns = np.stack([1 / seconds, size / seconds], axis=1)
-    intercept = float(np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0][0])
-    return Launch(overhead=float(np.clip(intercept, 0.0, floor)), floor=floor)
+def _joules(samples: Samples) -> dict[str, float]:
+    """Least joules of a FLOP by architecture (key of ``Law.joules``): usable watts over the rate of
+    the best large products. A bound only: a board that never meets its limit does not lower it.
+    """
+    least: dict[str, float] = {}
+    for name in np.unique(samples.device).tolist():
+        device = load_device(name)
+        source, scale = ENERGY.get(device.architecture, ("", 0.0))
+        for family in PRODUCTS:
+            mine = samples.take((samples.device == name) & (samples.ops.kind == family))
+            if len(mine) == 0 or scale != 1.0:
+                continue
+            work = flops(mine.ops)
+            large = work >= np.quantile(work, LARGE)
+            rate = float(np.quantile(work[large] / mine.seconds[large], FRONTIER))
+            joules = USABLE_POWER * device.tdp_watts / rate
+            least[source] = min(joules, least.get(source, np.inf))
+    return least
 
 
-def _groups(samples: Samples, launches: Mapping[str, Launch], seed: int, most: int) -> list[Group]:
+def _groups(samples: Samples, seed: int, most: int) -> list[Group]:
     chance = np.random.default_rng(seed)
     groups = []
     for family in FAMILIES:
         for device in np.unique(samples.device[samples.ops.kind == family]).tolist():
             mine = np.flatnonzero((samples.ops.kind == family) & (samples.device == device))
-            floor = float(np.quantile(samples.seconds[mine], 0.005))
+            floor = float(np.quantile(samples.seconds[mine], FLOOR))
             above = mine[samples.seconds[mine] > ABOVE_FLOOR * floor]
             mine = above if len(above) else mine
             mine = np.sort(chance.permutation(mine)[:most])
             ops = samples.ops.take(mine)
-            work = samples.seconds[mine] - launches[device].overhead
             groups.append(
                 Group(
                     family=family,
                     device=device,
+                    floor=floor,
                     bound=bounds(ops, load_device(device), product=family in PRODUCTS),
-                    log_seconds=np.log(np.maximum(work, 0.1 * samples.seconds[mine])),
+                    log_seconds=np.log(samples.seconds[mine] - OVERHEAD * floor),
                     sizes=np.stack([getattr(ops, size) for size in SIZES], axis=1),
                 )
             )
@@ -156,18 +167,24 @@ def _groups(samples: Samples, launches: Mapping[str, Launch], seed: int, most: i
 
 
 def _train(
-    groups: Sequence[Group], seed: int, hidden: tuple[int, ...], steps: int
+    groups: Sequence[Group],
+    joules: Mapping[str, float],
+    seed: int,
+    hidden: tuple[int, ...],
+    steps: int,
 ) -> tuple[Law, dict[str, Network]]:
-    """The products first, with the law's constants; then each vector family by itself."""
+    """Families that share a constant are trained together, the others by themselves."""
     networks: dict[str, Network] = {}
-    law = START
-    products = [group for group in groups if group.family in PRODUCTS]
-    if products:
-        law, networks = _fit(products, seed, hidden, steps, START, free=True)
-    for family in FAMILIES:
-        mine = [group for group in groups if group.family == family]
-        if mine and family not in PRODUCTS:
-            networks |= _fit(mine, seed, hidden, steps, law, free=False)[1]
+    law = Law(sharpness=SHARPNESS, vector_rate=VECTOR_RATE, joules=joules)
+    for families, free in (
+        (PRODUCTS, "sharpness"),
+        (("softmax", "layer_norm"), "vector_rate"),
+        (("elementwise",), ""),
+    ):
+        mine = [group for group in groups if group.family in families]
+        if mine:
+            law, fitted = _fit(mine, seed, hidden, steps, law, free)
+            networks |= fitted
     return law, networks
 
 
@@ -176,9 +193,8 @@ def _fit(
     seed: int,
     hidden: tuple[int, ...],
     steps: int,
-    start: Law,
-    *,
-    free: bool,
+    law: Law,
+    free: str,
 ) -> tuple[Law, dict[str, Network]]:
     import torch
 
@@ -186,22 +202,13 @@ def _fit(
     families = [family for family in FAMILIES if any(g.family == family for g in groups)]
     scaling = {family: _scaling([g for g in groups if g.family == family]) for family in families}
     layers = {family: _layers(len(scaling[family][0]), hidden) for family in families}
-    constants = torch.tensor(
-        [
-            start.sharpness,
-            1e12 * start.flop_joules,
-            1e12 * start.pascal_joules,
-            1e12 * start.operand_joules,
-        ],
-        dtype=torch.float32,
-    ).log()
-    constants.requires_grad_(free)
+    constant = torch.tensor(np.log(getattr(law, free)) if free else 0.0, requires_grad=bool(free))
     shifts = torch.zeros(len(groups), requires_grad=True)
     rows = [_tensors(group, scaling[group.family]) for group in groups]
     weights = [p for family in families for p in layers[family].parameters()]
     optimiser = torch.optim.AdamW(
         [{"params": weights, "weight_decay": 1e-3}, {"params": [shifts], "weight_decay": 0.0}]
-        + ([{"params": [constants], "weight_decay": 0.0}] if free else []),
+        + ([{"params": [constant], "weight_decay": 0.0}] if free else []),
         lr=RATE,
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
@@ -210,20 +217,20 @@ def _fit(
         loss = SHIFT_PENALTY * (shifts**2).sum() / len(groups)
         for group, row, shift in zip(groups, rows, shifts, strict=True):
             outputs = layers[group.family](row["features"])
-            error = _log_seconds(row, outputs, shift, constants, group) - row["log_seconds"]
+            values = {
+                "sharpness": torch.tensor(law.sharpness),
+                "rate": torch.tensor(law.vector_rate),
+            }
+            values |= {free.removeprefix("vector_"): constant.exp()} if free else {}
+            error = _log_seconds(row, outputs, shift, values, law, group) - row["log_seconds"]
             # SMAPE of p and y is twice tanh(|log p/y| / 2).
             loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
-    sharpness, flop, pascal, operand = constants.detach().exp().tolist()
-    law = Law(
-        sharpness=sharpness,
-        flop_joules=1e-12 * flop,
-        pascal_joules=1e-12 * pascal,
-        operand_joules=1e-12 * operand,
-    )
-    return (law if free else start), {
+    if free:
+        law = replace(law, **{free: float(constant.detach().exp())})
+    return law, {
         family: _network(family, layers[family], scaling[family], groups, shifts.tolist())
         for family in families
     }
@@ -233,21 +240,22 @@ def _log_seconds(
     row: Mapping[str, torch.Tensor],
     outputs: torch.Tensor,
     shift: torch.Tensor,
-    constants: torch.Tensor,
+    values: Mapping[str, torch.Tensor],
+    law: Law,
     group: Group,
 ) -> torch.Tensor:
-    """The law of ``tiles.py`` in logarithms; the power limit is a maximum."""
+    """The law of ``tiles.py`` and ``base_seconds``, in logarithms."""
     import torch
 
-    sharpness, flop, pascal, operand = constants.exp()
     log_share = torch.nn.functional.logsigmoid(outputs[:, 0] + shift)
     log_share = log_share + torch.log1p(-torch.sigmoid(outputs[:, 1]) / row["waves"])
-    if group.family not in PRODUCTS:
-        return row["memory"] - log_share
-    base = torch.logaddexp(sharpness * row["arithmetic"], sharpness * row["memory"]) / sharpness
-    joules = pascal if load_device(group.device).architecture == "pascal" else flop
-    power = 1e-12 * (joules * row["flop_energy"] + operand * row["operand_energy"])
-    return torch.maximum(base - log_share, torch.log(power + 1e-12))
+    product = group.family in PRODUCTS
+    arithmetic = row["arithmetic"] if product else row["arithmetic"] - values["rate"].log()
+    sharpness = values["sharpness"]
+    base = torch.logaddexp(sharpness * arithmetic, sharpness * row["memory"]) / sharpness
+    source, _ = ENERGY.get(load_device(group.device).architecture, ("", 0.0))
+    power = row["power"] + float(np.log(law.joules.get(source, 1.0)))
+    return torch.maximum(base, power) - log_share
 
 
 def _tensors(
@@ -258,11 +266,14 @@ def _tensors(
     centre, scale, low, high = scaling
     features = (np.clip(group.bound.features, low, high) - centre) / scale
     columns = {
-        name: getattr(group.bound, name)
-        for name in ("arithmetic", "memory", "flop_energy", "operand_energy", "waves")
+        name: getattr(group.bound, name) for name in ("arithmetic", "memory", "power", "waves")
     }
     columns |= {"features": features, "log_seconds": group.log_seconds}
-    return {name: torch.tensor(values, dtype=torch.float32) for name, values in columns.items()}
+    # A bound that is absent is e^-100 seconds: -inf has no gradient.
+    return {
+        name: torch.tensor(np.maximum(values, -100.0), dtype=torch.float32)
+        for name, values in columns.items()
+    }
 
 
 def _scaling(groups: Sequence[Group]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

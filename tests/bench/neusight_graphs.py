@@ -153,8 +153,12 @@ def _node(node: Any, before: str) -> Iterator[Row]:
         shape = {"kind": family, "family": family, "m": listed[0][1][0], "n": listed[0][1][1]}
         yield {**shape, "part": "forward"}
         if trains:
-            reads = 4 if op == "VECln" else 2
+            # PyTorch multiplies softmax's gradient by its output before the kernel that sums it.
+            reads, product = (4, False) if op == "VECln" else (2, True)
             yield {**shape, "part": "backward", "reads": reads}
+            if product:
+                elements = float(np.prod(listed[0][1]))
+                yield _vector(family, "backward", elements, 2, 1)
     elif op == "EMBEDDING":
         rows, width = (int(x) for x in (inputs[0], output / inputs[0]))
         yield _vector("other", "forward", rows * width, 1, 1)
@@ -201,6 +205,9 @@ def _elementwise(
     if op.startswith("VEC"):
         elements = float(np.prod(listed[0][1]))
     reads = sum(float(size) for size in inputs) / output
+    if op.startswith("VEC") and len(inputs) == 2 and 1 < min(inputs) < output:
+        # A broadcast operand is fetched for every element: PyTorch's kernel is not vectorised then.
+        reads = 2.0
     yield _vector(family, "forward", elements, reads, 1)
     both = op == "VECmul" and len(inputs) == 2 and inputs[0] == inputs[1]
     read, written = BACKWARD.get(op, (1, 1)) if op != "VECmul" or both else (2, 1)

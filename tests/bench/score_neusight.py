@@ -24,7 +24,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from estimator.catalog import load_cluster, load_device
 from estimator.cluster import Device
 from estimator.cost.collectives import collective_seconds
-from estimator.cost.tiles import TileModel, shipped_tiles
+from estimator.cost.tiles import OVERHEAD, TileModel, shipped_tiles
 from estimator.operators import concatenate
 from estimator.samples import load_samples
 from tests.bench.neusight_graphs import Graph, layer_counts, lower
@@ -118,8 +118,8 @@ def _family(op: str) -> str:
 
 def node_seconds(graph: Graph, device: Device, model: TileModel) -> np.ndarray:
     """Seconds of kernels each timed alone: work and what the events around it add."""
-    overhead = graph.ops.count * model.launch(device).overhead
-    return np.asarray(model.seconds(graph.ops, device) + overhead)
+    overhead = OVERHEAD * model.floor_seconds(graph.ops, device)
+    return np.asarray(model.seconds(graph.ops, device) + graph.ops.count * overhead)
 
 
 def end_to_end(data: Path, graphs: Graphs, model: TileModel) -> pd.DataFrame:
