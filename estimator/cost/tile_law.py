@@ -10,8 +10,9 @@ wave also know two things that five GPUs cannot teach a network:
 - *Watts.* A chip at its power limit lowers its clock until joules over seconds meet the limit
   (Choi et al., IPDPS'14, power-capped roofline). Joules of a FLOP fall with the process node.
 
-Memory is DRAM for what does not fit into L2 and L2 for what does; softmax and norms, which read a
-row more than once, are also bound by what a multiprocessor passes through in a clock.
+Memory is DRAM for what does not fit into L2 and L2 for what does. Layer norm reads its rows twice;
+where the rows at work fit into L2, the second reading is free of DRAM, and what binds is what a
+multiprocessor passes through in a clock.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ ENERGY: Mapping[str, tuple[str, float]] = {
     "hopper": ("volta", 0.36),
     "blackwell": ("volta", 0.36),
 }
-"""Joules of a FLOP by architecture: those measured on one, scaled. TSMC's own figures at equal speed:
-12 nm takes 25 % less than 16 nm, 10 nm 35 % less than 16 nm, 7 nm 40 % less than 10 nm, 5 nm (4N is
-of its family) 30 % less than 7 nm: 0.27 of 16 nm against 0.75. AMD's matrix cores have no entry and
-no limit."""
+"""Joules of a FLOP by architecture: those measured on one, scaled. TSMC's own figures at equal
+speed: 12 nm takes 25 % less than 16 nm, 10 nm 35 % less than 16 nm, 7 nm 40 % less than 10 nm, 5 nm
+(4N is of its family) 30 % less than 7 nm: 0.27 of 16 nm against 0.75. AMD's matrix cores have no
+entry and no limit."""
 L2_RATE = 32.0
 """Bytes a clock and multiprocessor from L2: 26 on V100 and 47 on A100 by NVIDIA's white papers."""
 L2_FULL = 0.5
@@ -87,8 +88,8 @@ class Law:
 
     sharpness: float
     """Norm that joins arithmetic and memory time: infinite is a perfect overlap."""
-    vector_rate: float
-    """Bytes a clock that softmax and norms pass through one multiprocessor."""
+    norm_rate: float
+    """Bytes a clock that layer norm passes through one multiprocessor."""
     joules: Mapping[str, float]
     """Least joules of an fp32 FLOP by measured architecture (see ``ENERGY``)."""
 
@@ -98,8 +99,8 @@ class Bounds:
     """Of N kernels, shape (N,): logarithms of least seconds, what they draw, and shape features."""
 
     arithmetic: FloatArray
-    """log seconds of all waves at the peak that shared memory allows; of softmax and norms, of
-    their bytes at one byte a clock; -inf for element-wise kernels."""
+    """log seconds of all waves at the peak that shared memory allows; of layer norm, of its bytes
+    at one byte a clock; -inf for softmax and element-wise kernels."""
     memory: FloatArray
     """log seconds of the bytes at the data sheet's bandwidth, or L2's."""
     power: FloatArray
@@ -170,7 +171,7 @@ def clock(device: Device) -> float:
 
 
 def memory_seconds(moved: FloatArray, device: Device) -> FloatArray:
-    """Seconds of N kernels' bytes: from L2 as far as the kernel's data stays in it, else from DRAM."""
+    """Seconds of bytes: from L2 as far as the kernel's data stays in it, else from DRAM."""
     kept = np.clip((1 - moved / device.l2_bytes) / (1 - L2_FULL), 0.0, 1.0)
     l2 = max(L2_RATE * device.sms * clock(device), device.bandwidth)
     return np.asarray(moved * ((1 - kept) / device.bandwidth + kept / l2), dtype=np.float64)
@@ -186,11 +187,9 @@ def _product_bounds(ops: Operators, device: Device) -> Bounds:
     # Padding of tiles and of the last wave is arithmetic that runs for nothing.
     padded = work / fill * (waves / rounds)
     aligned = [np.where(size % 4 == 0, 1.0, 0.0) for size in (ops.m, ops.n, ops.k)]
-    old, volta = device.architecture == "pascal", device.architecture in ("volta", "turing")
     features = [
         # Kernels that cuBLAS ships together: maxwell_, volta_, and those of Ampere for all later.
-        np.full(len(ops), float(old)),
-        np.full(len(ops), float(volta)),
+        *_among(ops, device, ("pascal",), ("volta", "turing")),
         np.log2(ops.k / splits),
         np.log2(splits),
         np.log2(rows * columns),
@@ -218,35 +217,43 @@ def _product_bounds(ops: Operators, device: Device) -> Bounds:
 def _vector_bounds(ops: Operators, device: Device) -> Bounds:
     """Element-wise kernels know bytes alone; softmax and norms have a block for each row."""
     moved = moved_bytes(ops)
-    flat = ops.kind == "elementwise"
+    flat, norm = ops.kind == "elementwise", ops.kind == "layer_norm"
     blocks = np.where(flat, ops.m * ops.n / VECTOR_TILE, ops.m)
     columns = np.where(flat, 1.0, ops.n)
     waves = np.ceil(np.maximum(blocks / (RESIDENT * device.sms), 1e-9))
-    rows_bytes = RESIDENT * device.sms * columns * element_bytes(ops)
+    at_work = RESIDENT * device.sms * columns * element_bytes(ops) / device.l2_bytes
+    again = np.where(norm, np.clip((at_work - L2_FULL) / (1 - L2_FULL), 0.0, 1.0), 0.0)
+    reread = again * moved * ops.reads / (ops.reads + ops.writes)
+    old, volta = _among(ops, device, ("pascal",), ("volta", "turing"))
     features = [
-        np.full(len(ops), float(device.architecture in AMD)),
-        np.log2(moved),
+        *_among(ops, device, AMD),
+        # One kernel serves all NVIDIA parts; layer norm's differences are those of the bounds.
+        np.where(norm, 0.0, old),
+        np.where(norm, 0.0, volta),
+        np.where(norm, 0.0, np.log2(moved)),
         np.log2(waves),
         np.log2(columns),
         np.where(columns > WARP_COLUMNS, 1.0, 0.0),
-        # Rows at work beside L2: whether a second reading of a row finds it there.
-        np.where(flat, 0.0, np.clip(np.log2(rows_bytes / device.l2_bytes), -3, 3)),
     ]
     with np.errstate(divide="ignore"):
-        through = np.log(np.where(flat, 0.0, moved) / (device.sms * clock(device)))
+        through = np.log(np.where(norm, moved, 0.0) / (device.sms * clock(device)))
     return Bounds(
         arithmetic=through,
-        memory=np.log(memory_seconds(moved, device)),
+        memory=np.log(memory_seconds(moved, device) + reread / device.bandwidth),
         power=np.full(len(ops), -np.inf),
         waves=waves,
         features=np.stack(features, axis=1),
     )
 
 
+def _among(ops: Operators, device: Device, *groups: tuple[str, ...]) -> list[FloatArray]:
+    return [np.full(len(ops), float(device.architecture in group)) for group in groups]
+
+
 def base_seconds(bound: Bounds, law: Law, device: Device, *, product: bool) -> FloatArray:
     """Seconds at full utilisation: arithmetic and memory overlapped, within the power limit."""
     sharp = law.sharpness
-    arithmetic = bound.arithmetic if product else bound.arithmetic - np.log(law.vector_rate)
+    arithmetic = bound.arithmetic if product else bound.arithmetic - np.log(law.norm_rate)
     most = np.maximum(arithmetic, bound.memory)
     joined = np.exp(sharp * (arithmetic - most)) + np.exp(sharp * (bound.memory - most))
     source, _ = ENERGY.get(device.architecture, ("", 0.0))

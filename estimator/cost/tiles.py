@@ -174,7 +174,7 @@ class TileModel:
         described = {
             "law": {
                 "sharpness": self.law.sharpness,
-                "vector_rate": self.law.vector_rate,
+                "norm_rate": self.law.norm_rate,
                 "joules": dict(self.law.joules),
             },
             "layers": {family: len(net.weights) for family, net in self.networks.items()},

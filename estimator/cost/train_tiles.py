@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REFERENCE = (512,) * 8
 """Hidden layers of the paper; ``HIDDEN`` are those shipped."""
 HIDDEN = (32, 32)
-ROWS = 3000
+ROWS = 2000
 """Samples of a family and device that training draws, at random by the seed."""
 ABOVE_FLOOR = 1.5
 """Samples below this multiple of the launch floor say nothing of the kernel."""
@@ -38,9 +38,9 @@ rates define the joules of a FLOP."""
 FRONTIER = 0.99
 SHIFT_PENALTY = 0.05
 SHARPNESS = 3.0
-VECTOR_RATE = 10.0
+NORM_RATE = 10.0
 """Where the search for the law's two constants starts."""
-STEPS = 600
+STEPS = 500
 RATE = 0.01
 
 
@@ -123,8 +123,9 @@ def left_out(
 
 
 def _joules(samples: Samples) -> dict[str, float]:
-    """Least joules of a FLOP by architecture (key of ``Law.joules``): usable watts over the rate of
-    the best large products. A bound only: a board that never meets its limit does not lower it.
+    """Least joules of a FLOP by architecture: usable watts over the best large products' rate.
+
+    A bound only: a board that never meets its limit does not lower it.
     """
     least: dict[str, float] = {}
     for name in np.unique(samples.device).tolist():
@@ -175,10 +176,11 @@ def _train(
 ) -> tuple[Law, dict[str, Network]]:
     """Families that share a constant are trained together, the others by themselves."""
     networks: dict[str, Network] = {}
-    law = Law(sharpness=SHARPNESS, vector_rate=VECTOR_RATE, joules=joules)
+    law = Law(sharpness=SHARPNESS, norm_rate=NORM_RATE, joules=joules)
     for families, free in (
         (PRODUCTS, "sharpness"),
-        (("softmax", "layer_norm"), "vector_rate"),
+        (("layer_norm",), "norm_rate"),
+        (("softmax",), ""),
         (("elementwise",), ""),
     ):
         mine = [group for group in groups if group.family in families]
@@ -219,9 +221,9 @@ def _fit(
             outputs = layers[group.family](row["features"])
             values = {
                 "sharpness": torch.tensor(law.sharpness),
-                "rate": torch.tensor(law.vector_rate),
+                "rate": torch.tensor(law.norm_rate),
             }
-            values |= {free.removeprefix("vector_"): constant.exp()} if free else {}
+            values |= {free.removeprefix("norm_"): constant.exp()} if free else {}
             error = _log_seconds(row, outputs, shift, values, law, group) - row["log_seconds"]
             # SMAPE of p and y is twice tanh(|log p/y| / 2).
             loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups)
@@ -229,7 +231,10 @@ def _fit(
         optimiser.step()
         schedule.step()
     if free:
-        law = replace(law, **{free: float(constant.detach().exp())})
+        found = float(constant.detach().exp())
+        law = (
+            replace(law, sharpness=found) if free == "sharpness" else replace(law, norm_rate=found)
+        )
     return law, {
         family: _network(family, layers[family], scaling[family], groups, shifts.tolist())
         for family in families

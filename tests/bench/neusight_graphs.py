@@ -60,6 +60,9 @@ BACKWARD: Mapping[str, tuple[float, float]] = {
 }
 """Arrays that autograd's kernels read and write. The divisor is a scalar; a power's gradient is
 three kernels; both factors of a product get one."""
+SMALLEST = 65536
+"""Elements of the smallest activation that counts: masks and positions have no gradient."""
+WITHOUT_GRADIENT = ("size", "getattr", "dim", "output")
 Row = dict[str, Any]
 
 
@@ -72,8 +75,9 @@ class Graph:
     """linear, bmm, elementwise, softmax, layer_norm or other."""
     part: NameArray
     """forward, backward, or accumulate (gradients added to those that are there)."""
-    copied: NDArray[np.bool_]
-    """Copies that a matmul makes of permuted operands: not part of a node timed alone."""
+    between: NDArray[np.bool_]
+    """Kernels between nodes, which no node timed alone runs: copies of permuted operands and of
+    their gradients, and the additions of gradients where an output has several consumers."""
     traffic: tuple[tuple[str, str, float, float], ...]
     """(collective, forward or backward, bytes, count)."""
     last_backward: NDArray[np.bool_]
@@ -85,7 +89,7 @@ def _parsed(text: str) -> Any:
     return ast.literal_eval(text)
 
 
-def lower(nodes: pd.DataFrame, model: str, option: str) -> Graph:
+def lower(nodes: pd.DataFrame, model: str, mode: str, option: str) -> Graph:
     """The rows of one graph, ``nodes`` in the columns of ``opgraph.parquet``."""
     whole = option == "fusion" or model not in LAYERS
     counts = np.ones(len(nodes)) if whole else _counts(nodes, model)
@@ -93,13 +97,13 @@ def lower(nodes: pd.DataFrame, model: str, option: str) -> Graph:
     traffic = []
     before = ""
     for node, count in zip(nodes.itertuples(), counts.tolist(), strict=True):
-        mine = list(_node(node, before))
+        mine = [*_node(node, before), *(_fan_out(node) if mode == "train" else ())]
         rows += [{**row, "count": count, "node": str(node.Name)} for row in mine]
         traffic += [(*sent, count) for sent in _traffic(node)]
         if str(node.OpName) != "misc":
             before = str(node.OpName)
     text = {name: np.array([row.pop(name) for row in rows]) for name in ("family", "part", "node")}
-    copied = np.array([row.pop("copied", False) for row in rows])
+    between = np.array([row.pop("between", False) for row in rows])
     shapes = ("batch", "m", "n", "k", "reads", "writes", "count")
     ops = operators(
         [row["kind"] for row in rows],
@@ -111,7 +115,7 @@ def lower(nodes: pd.DataFrame, model: str, option: str) -> Graph:
         ops=ops,
         family=text["family"],
         part=text["part"],
-        copied=copied,
+        between=between,
         traffic=tuple(traffic),
         last_backward=(text["node"] == "lm_head") & (text["part"] == "backward"),
     )
@@ -168,6 +172,8 @@ def _node(node: Any, before: str) -> Iterator[Row]:
     elif op == "contiguous":
         if before != "Linear":
             yield _vector("other", "forward", output, 1, 1)
+            if trains:
+                yield {**_vector("other", "backward", output, 1, 1), "between": True}
     elif op == "dropout":
         yield _vector("other", "forward", output, 1, 1 + MASK * trains)
         if trains:
@@ -177,6 +183,16 @@ def _node(node: Any, before: str) -> Iterator[Row]:
     for _, shape in _parsed(str(node.AccOps)):
         family = FAMILY.get(op, "elementwise" if op.startswith("VEC") else "other")
         yield _vector(family, "accumulate", float(np.prod(shape)), 2, 1)
+
+
+def _fan_out(node: Any) -> Iterator[Row]:
+    """Autograd adds the gradients of an activation that several nodes consume, two at a time."""
+    output = float(np.prod(_parsed(str(node.OutputShape))))
+    if output < SMALLEST or str(node.OpName) == "getitem":
+        return
+    consumers = [n for n in _parsed(str(node.Next)) if not n.startswith(WITHOUT_GRADIENT)]
+    for _ in consumers[1:]:
+        yield {**_vector("other", "backward", output, 2, 1), "between": True}
 
 
 def _product(op: str, shape: tuple[int, ...], node: Any, trains: bool) -> Iterator[Row]:
@@ -193,7 +209,9 @@ def _product(op: str, shape: tuple[int, ...], node: Any, trains: bool) -> Iterat
         # Heads are a permuted view; scores (of as many rows as columns) are not.
         for operand in operands:
             if operand[-1] != operand[-2]:
-                yield {**_vector("other", "forward", float(np.prod(operand)), 1, 1), "copied": True}
+                elements = float(np.prod(operand))
+                for part in ("forward", "backward") if trains else ("forward",):
+                    yield {**_vector("other", part, elements, 1, 1), "between": True}
 
 
 def _elementwise(
