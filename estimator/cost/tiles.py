@@ -4,9 +4,10 @@ Lee et al., "Forecasting GPU Performance for Deep Learning Training and Inferenc
 Seconds are those of ``tile_law.py`` over a utilisation that a network reads off the shape (section
 4.3):
 
-    utilisation = sigmoid(gamma) (1 - sigmoid(alpha) / waves)
+    utilisation = sigmoid(gamma) (1 - sigmoid(alpha) / (1 + waves))
 
-The product lies in (0, 1], where the paper's difference can fall to 0 and below. The networks see
+The product lies in (0, 1], where the paper's difference can fall to 0 and below, and waves take at
+most half of it: samples of less than a wave hide under the launch floor. The networks see
 shapes, waves and the generation of kernels, never a peak or a bandwidth: time falls with both by
 construction. What the paper's samples hold beside the kernel (events, an idle queue) is kept apart:
 ``seconds`` is for kernels queued one after another, ``isolated_seconds`` for one timed alone.
@@ -37,6 +38,8 @@ SIZES = ("batch", "m", "n", "k")
 OVERHEAD = 0.7
 """Of a family's launch floor, what a long kernel's time still holds beside its work: the median of
 intercepts of time over bytes beside floors, over devices and vector families of the samples."""
+LEAST_SHARE = 1e-3
+"""Of utilisation, where the logarithm of a smaller one would mean nothing."""
 BLOCK = 8192
 """Rows that go through a network at a time: its activations stay in the cache."""
 
@@ -191,8 +194,8 @@ def utilisation(network: Network, bound: Bounds, device: Device) -> FloatArray:
     """The law at the head of this file, shape (N,), in (0, 1]."""
     outputs = network.outputs(bound.features).astype(np.float64)
     shift = network.shifts.get(device.name, 0.0)
-    share = _sigmoid(outputs[:, 0] + shift) * (1 - _sigmoid(outputs[:, 1]) / bound.waves)
-    return np.asarray(np.clip(share, 1e-6, 1.0), dtype=np.float64)
+    share = _sigmoid(outputs[:, 0] + shift) * (1 - _sigmoid(outputs[:, 1]) / (1 + bound.waves))
+    return np.asarray(np.clip(share, LEAST_SHARE, 1.0), dtype=np.float64)
 
 
 def _sigmoid(values: FloatArray) -> FloatArray:

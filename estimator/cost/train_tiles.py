@@ -28,8 +28,8 @@ REFERENCE = (512,) * 8
 HIDDEN = (32, 32)
 ROWS = 2000
 """Samples of a family and device that training draws, at random by the seed."""
-ABOVE_FLOOR = 1.5
-"""Samples below this multiple of the launch floor say nothing of the kernel."""
+ABOVE_FLOOR = 2.5
+"""Samples below this multiple of the launch floor say too little of the kernel."""
 FLOOR = 0.005
 """Quantile of a family's times on a device that is its launch floor."""
 LARGE = 0.8
@@ -253,7 +253,7 @@ def _log_seconds(
     import torch
 
     log_share = torch.nn.functional.logsigmoid(outputs[:, 0] + shift)
-    log_share = log_share + torch.log1p(-torch.sigmoid(outputs[:, 1]) / row["waves"])
+    log_share = log_share + torch.log1p(-torch.sigmoid(outputs[:, 1]) / (1 + row["waves"]))
     product = group.family in PRODUCTS
     arithmetic = row["arithmetic"] if product else row["arithmetic"] - values["rate"].log()
     sharpness = values["sharpness"]

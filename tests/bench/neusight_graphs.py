@@ -3,7 +3,7 @@
 A graph holds the nodes of one layer (``torch.fx`` of a Hugging Face model, eager attention, fp32)
 and of what lies around the layers; fused graphs hold all layers. A node's shapes say which kernels
 PyTorch's autograd runs for it, which is not always what NeuSight's own list says: the backward of
-an addition runs none, of layer norm reads four arrays.
+an addition runs none, of layer norm two.
 """
 
 from __future__ import annotations
@@ -157,12 +157,11 @@ def _node(node: Any, before: str) -> Iterator[Row]:
         shape = {"kind": family, "family": family, "m": listed[0][1][0], "n": listed[0][1][1]}
         yield {**shape, "part": "forward"}
         if trains:
-            # PyTorch multiplies softmax's gradient by its output before the kernel that sums it.
-            reads, product = (4, False) if op == "VECln" else (2, True)
-            yield {**shape, "part": "backward", "reads": reads}
-            if product:
-                elements = float(np.prod(listed[0][1]))
-                yield _vector(family, "backward", elements, 2, 1)
+            # Two kernels each. Softmax: its gradient times its output, then the row sums. Layer
+            # norm: the input's gradient, then those of scale and shift, which only read.
+            elements = float(np.prod(listed[0][1]))
+            yield {**shape, "part": "backward", "reads": 2}
+            yield _vector(family, "backward", elements, 2, 1 if op == "VECsoftmax" else 0)
     elif op == "EMBEDDING":
         rows, width = (int(x) for x in (inputs[0], output / inputs[0]))
         yield _vector("other", "forward", rows * width, 1, 1)
