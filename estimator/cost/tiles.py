@@ -35,9 +35,6 @@ FAMILIES = ("linear", "bmm", "elementwise", "softmax", "layer_norm")
 """Kinds with a network; a product also knows tiles, lanes and watts."""
 PRODUCTS = ("linear", "bmm")
 SIZES = ("batch", "m", "n", "k")
-OVERHEAD = 0.7
-"""Of a family's launch floor, what a long kernel's time still holds beside its work: the median of
-intercepts of time over bytes beside floors, over devices and vector families of the samples."""
 LEAST_SHARE = 1e-3
 """Of utilisation, where the logarithm of a smaller one would mean nothing."""
 BLOCK = 8192
@@ -77,13 +74,23 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What timing one kernel alone adds to its work, seconds."""
+
+    overhead: float
+    """That a long kernel's time holds beside its work."""
+    floor: float
+    """That the smallest kernels read: the host's time to launch them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TileModel:
     """A ``KernelModel`` of fp32 products and vector kernels on any device of the catalogue."""
 
     law: Law
     networks: Mapping[str, Network]
-    floors: Mapping[str, Mapping[str, float]]
-    """Seconds that the smallest kernels of a family read when timed alone, by measured device."""
+    launches: Mapping[str, Mapping[str, Launch]]
+    """By measured device and family."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     name: str = "tiles"
 
@@ -102,21 +109,22 @@ class TileModel:
 
     def isolated_seconds(self, ops: Operators, device: Device) -> FloatArray:
         """Seconds of each row timed alone between two events, as in samples of kernels."""
-        floor = self.floor_seconds(ops, device)
-        timed = np.maximum(floor, OVERHEAD * floor + self._work(ops, device))
-        return np.asarray(ops.count * timed, dtype=np.float64)
+        timed = np.zeros(len(ops))
+        work = self._work(ops, device)
+        for family, rows in _families(ops).items():
+            launch = self.launch(family, device)
+            timed[rows] = np.maximum(launch.floor, launch.overhead + work[rows])
+        return ops.count * timed
 
-    def floor_seconds(self, ops: Operators, device: Device) -> FloatArray:
-        """The launch floor of each row: as measured on the device, else the devices' median."""
-        seconds = np.zeros(len(ops))
-        for family in np.unique(ops.kind).tolist():
-            known = {
-                name: floors[family] for name, floors in self.floors.items() if family in floors
-            }
-            seconds[ops.kind == family] = known.get(
-                device.name, float(np.median([*known.values()]))
-            )
-        return seconds
+    def launch(self, family: str, device: Device) -> Launch:
+        """As measured for the family on the device, else the median of the measured devices."""
+        known = {name: each[family] for name, each in self.launches.items() if family in each}
+        if device.name in known:
+            return known[device.name]
+        return Launch(
+            overhead=float(np.median([launch.overhead for launch in known.values()])),
+            floor=float(np.median([launch.floor for launch in known.values()])),
+        )
 
     def utilisation(self, ops: Operators, device: Device) -> FloatArray:
         """Of forward rows, in (0, 1]: the share of the bounds' speed."""
@@ -182,7 +190,13 @@ class TileModel:
             },
             "layers": {family: len(net.weights) for family, net in self.networks.items()},
             "shifts": {family: dict(net.shifts) for family, net in self.networks.items()},
-            "floors": {device: dict(floors) for device, floors in self.floors.items()},
+            "launches": {
+                device: {
+                    family: {"overhead": launch.overhead, "floor": launch.floor}
+                    for family, launch in each.items()
+                }
+                for device, each in self.launches.items()
+            },
             "provenance": dict(self.provenance),
         }
         Path(path).with_suffix(".json").write_text(
@@ -229,14 +243,17 @@ def load_tiles(path: str | Path) -> TileModel:
                 )
                 for family, layers in described["layers"].items()
             }
-        law, floors = Law(**described["law"]), described["floors"]
-        provenance = described["provenance"]
+        launches = {
+            device: {family: Launch(**parts) for family, parts in each.items()}
+            for device, each in described["launches"].items()
+        }
+        law, provenance = Law(**described["law"]), described["provenance"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} and its .json beside it are not a saved tile model ({error}); "
             "write them with TileModel.save"
         ) from error
-    return TileModel(law=law, networks=networks, floors=floors, provenance=provenance)
+    return TileModel(law=law, networks=networks, launches=launches, provenance=provenance)
 
 
 @cache

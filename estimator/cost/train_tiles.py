@@ -15,8 +15,8 @@ import numpy as np
 
 from estimator.catalog import load_device
 from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds
-from estimator.cost.tiles import FAMILIES, OVERHEAD, PRODUCTS, SIZES, Network, TileModel
-from estimator.lower.operators import flops
+from estimator.cost.tiles import FAMILIES, PRODUCTS, SIZES, Launch, Network, TileModel
+from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray
 from estimator.samples import Samples
 
@@ -30,6 +30,12 @@ ROWS = 2000
 """Samples of a family and device that training draws, at random by the seed."""
 ABOVE_FLOOR = 2.5
 """Samples below this multiple of the launch floor say too little of the kernel."""
+OVERHEAD = 0.7
+"""Of the launch floor, what a long kernel's time holds beside its work where no line shows it: the
+median of element-wise intercepts over floors. ``HIGHEST`` is the most that a line may claim."""
+HIGHEST = 1.5
+LONG = 3e7
+"""Bytes from which a vector kernel's time over bytes is a line."""
 FLOOR = 0.005
 """Quantile of a family's times on a device that is its launch floor."""
 LARGE = 0.8
@@ -51,7 +57,7 @@ class Group:
     family: str
     device: str
     bound: Bounds
-    floor: float
+    launch: Launch
     log_seconds: FloatArray
     """Of the work: the samples' seconds without the launch overhead."""
     sizes: FloatArray
@@ -83,13 +89,13 @@ def fit_tiles(
     devices = np.unique(kept.device).tolist()
     groups = _groups(kept, seed, rows)
     law, networks = _train(groups, _joules(kept), seed, tuple(hidden), steps)
-    floors: dict[str, dict[str, float]] = {name: {} for name in devices}
+    launches: dict[str, dict[str, Launch]] = {name: {} for name in devices}
     for group in groups:
-        floors[group.device][group.family] = group.floor
+        launches[group.device][group.family] = group.launch
     return TileModel(
         law=law,
         networks=networks,
-        floors=floors,
+        launches=launches,
         provenance={
             **(provenance or {}),
             "seed": seed,
@@ -113,7 +119,8 @@ def left_out(
         model = fit_tiles(samples, hold_out=[name], seed=seed, **options)
         device = load_device(name)
         mine = samples.take((samples.device == name) & np.isin(samples.ops.kind, FAMILIES))
-        mine = mine.take(mine.seconds > 2 * model.floor_seconds(mine.ops, device))
+        floors = [model.launch(str(family), device).floor for family in mine.ops.kind]
+        mine = mine.take(mine.seconds > 2 * np.array(floors))
         errors = model.isolated_seconds(mine.ops, device) / mine.seconds - 1
         for family in FAMILIES:
             chosen = errors[mine.ops.kind == family]
@@ -149,8 +156,8 @@ def _groups(samples: Samples, seed: int, most: int) -> list[Group]:
     for family in FAMILIES:
         for device in np.unique(samples.device[samples.ops.kind == family]).tolist():
             mine = np.flatnonzero((samples.ops.kind == family) & (samples.device == device))
-            floor = float(np.quantile(samples.seconds[mine], FLOOR))
-            above = mine[samples.seconds[mine] > ABOVE_FLOOR * floor]
+            launch = _launch(samples.take(mine), product=family in PRODUCTS)
+            above = mine[samples.seconds[mine] > ABOVE_FLOOR * launch.floor]
             mine = above if len(above) else mine
             mine = np.sort(chance.permutation(mine)[:most])
             ops = samples.ops.take(mine)
@@ -158,13 +165,26 @@ def _groups(samples: Samples, seed: int, most: int) -> list[Group]:
                 Group(
                     family=family,
                     device=device,
-                    floor=floor,
+                    launch=launch,
                     bound=bounds(ops, load_device(device), product=family in PRODUCTS),
-                    log_seconds=np.log(samples.seconds[mine] - OVERHEAD * floor),
+                    log_seconds=np.log(samples.seconds[mine] - launch.overhead),
                     sizes=np.stack([getattr(ops, size) for size in SIZES], axis=1),
                 )
             )
     return groups
+
+
+def _launch(samples: Samples, *, product: bool) -> Launch:
+    """Floor: the quickest samples. Overhead of vector kernels: intercept of time over bytes."""
+    seconds, moved = samples.seconds, moved_bytes(samples.ops)
+    floor = float(np.quantile(seconds, FLOOR))
+    long = (moved > LONG) & (seconds > 2 * floor)
+    if product or long.sum() < 20:
+        return Launch(overhead=OVERHEAD * floor, floor=floor)
+    # Least squares of relative errors, so that the longest samples do not decide alone.
+    columns = np.stack([1 / seconds[long], moved[long] / seconds[long]], axis=1)
+    intercept = float(np.linalg.lstsq(columns, np.ones(int(long.sum())), rcond=None)[0][0])
+    return Launch(overhead=float(np.clip(intercept, 0.5 * floor, HIGHEST * floor)), floor=floor)
 
 
 def _train(

@@ -23,8 +23,8 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from estimator.catalog import load_cluster, load_device
 from estimator.cost.collectives import collective_seconds
-from estimator.cost.tiles import OVERHEAD, TileModel, shipped_tiles
-from estimator.operators import concatenate, operators
+from estimator.cost.tiles import TileModel, shipped_tiles
+from estimator.operators import concatenate
 from estimator.samples import load_samples
 from tests.bench.neusight_graphs import Graph, layer_counts, lower
 
@@ -92,8 +92,8 @@ def family_scores(data: Path, graphs: Graphs, model: TileModel) -> pd.DataFrame:
         names = [kinds.get((*key[1:], name), "") for name in run["Name"]]
         graph, device = graphs[key[1:]], load_device(key[0])
         # Each node is timed by itself: what the events around the lightest kernels read.
-        lightest = model.floor_seconds(operators("elementwise", dtype="fp32"), device)
-        priced = model.seconds(graph.ops, device) + graph.ops.count * OVERHEAD * lightest
+        overhead = model.launch("elementwise", device).overhead
+        priced = model.seconds(graph.ops, device) + graph.ops.count * overhead
         for family, column in FAMILIES.items():
             wanted = [_family(name) == family for name in names]
             measured = 1e-3 * float((run["latency"] * counts)[wanted].sum())
@@ -231,8 +231,9 @@ def throughput(graphs: Graphs, runs: pd.DataFrame, model: TileModel) -> dict[str
         model.seconds(mine, device)
         rates[f"{kind} rows/s"] = len(mine) / (time.perf_counter() - start)
     start = time.perf_counter()
-    for run in runs[KEY].itertuples(index=False):
-        model.seconds(graphs[tuple(run)[1:]].ops, load_device(run.device))
+    for name, mine in runs[KEY].groupby("device"):
+        all_ops = [graphs[tuple(run)[1:]].ops for run in mine.itertuples(index=False)]
+        model.seconds(concatenate(all_ops), load_device(str(name)))
     rates["all labelled runs, s"] = time.perf_counter() - start
     return rates
 
