@@ -36,6 +36,8 @@ median of element-wise intercepts over floors. ``HIGHEST`` is the most that a li
 HIGHEST = 1.5
 LONG = 3e7
 """Bytes from which a vector kernel's time over bytes is a line."""
+LONGEST_LAUNCH = 1e-4
+"""Seconds: quickest samples that take longer are long kernels, not launches (P100: 93 us)."""
 FLOOR = 0.005
 """Quantile of a family's times on a device that is its launch floor."""
 LARGE = 0.8
@@ -177,7 +179,7 @@ def _groups(samples: Samples, seed: int, most: int) -> list[Group]:
 def _launch(samples: Samples, *, product: bool) -> Launch:
     """Floor: the quickest samples. Overhead of vector kernels: intercept of time over bytes."""
     seconds, moved = samples.seconds, moved_bytes(samples.ops)
-    floor = float(np.quantile(seconds, FLOOR))
+    floor = min(float(np.quantile(seconds, FLOOR)), LONGEST_LAUNCH)
     long = (moved > LONG) & (seconds > 2 * floor)
     if product or long.sum() < 20:
         return Launch(overhead=OVERHEAD * floor, floor=floor)

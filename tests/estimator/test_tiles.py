@@ -8,16 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator.catalog import load_device
 from estimator.cost.kernels import light_seconds
-from estimator.cost.tile_law import NODE_ENERGY, as_run, lanes, shared_memory_share, tiles
+from estimator.cost.tile_law import (
+    ENERGY,
+    as_run,
+    lanes,
+    memory_seconds,
+    shared_memory_share,
+    tiles,
+)
 from estimator.cost.tiles import FAMILIES, TileModel, load_tiles, shipped_tiles
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import Operators, operators
-from estimator.samples import Samples, samples
+from estimator.samples import Samples, pooled, samples
 
 DEVICES = ("p4", "p100-pcie", "v100-pcie-32gb", "t4", "a100-pcie-80gb", "h100-sxm", "l4", "mi210")
 SIZE = st.integers(1, 8192)
@@ -32,6 +39,7 @@ def made(rows: list[tuple[str, int, int, int, int]], phase: str = "forward") -> 
     return operators(list(kinds), dtype="fp32", phase=phase, batch=batched, m=m, n=n, k=k)
 
 
+@settings(deadline=None)
 @given(rows=ROWS, phase=PHASES, name=st.sampled_from(DEVICES))
 def test_no_kernel_beats_the_speed_of_light(rows, phase, name) -> None:
     ops, device = made(rows, phase), load_device(name)
@@ -41,12 +49,14 @@ def test_no_kernel_beats_the_speed_of_light(rows, phase, name) -> None:
     assert (shipped_tiles().isolated_seconds(ops, device) > seconds).all()
 
 
+@settings(deadline=None)
 @given(rows=ROWS, name=st.sampled_from(DEVICES))
 def test_utilisation_is_a_share(rows, name) -> None:
     share = shipped_tiles().utilisation(made(rows), load_device(name))
     assert ((share > 0) & (share <= 1)).all()
 
 
+@settings(deadline=None)
 @given(rows=ROWS, phase=PHASES, name=st.sampled_from(DEVICES), more=st.floats(1.0, 1.15))
 def test_time_falls_with_bandwidth_and_peak(rows, phase, name, more) -> None:
     ops, device = made(rows, phase), load_device(name)
@@ -59,6 +69,7 @@ def test_time_falls_with_bandwidth_and_peak(rows, phase, name, more) -> None:
         assert (shipped_tiles().seconds(ops, better) <= before * (1 + 1e-9)).all()
 
 
+@settings(deadline=None)
 @given(rows=ROWS, phase=PHASES)
 def test_a_batch_is_its_rows(rows, phase) -> None:
     ops, device = made(rows, phase), load_device("h100-sxm")
@@ -84,6 +95,24 @@ def test_a_backward_product_is_two_forward_ones() -> None:
     assert moved_bytes(run).sum() == moved_bytes(backward).sum()
     both = model.seconds(inputs, device) + model.seconds(weights, device)
     assert model.seconds(backward, device) == pytest.approx(both, rel=1e-5)
+
+
+def test_small_arrays_stay_in_l2() -> None:
+    """A100: half of 40 MiB at 32 bytes a clock of 108 multiprocessors, the whole from DRAM."""
+    device = load_device("a100-pcie-80gb")
+    half, whole = 20 * 2**20, 40 * 2**20
+    clock = 19.5e12 / (2 * 64 * 108)
+    expected = [half / (32 * 108 * clock), whole / 1935e9, 1e9 / 1935e9]
+    assert memory_seconds(np.array([half, whole, 1e9]), device) == pytest.approx(expected)
+
+
+def test_a_norm_rereads_rows_that_l2_cannot_hold() -> None:
+    rows = operators("layer_norm", dtype="fp32", m=65536, n=8192)
+    device = load_device("v100-pcie-32gb")
+    model = shipped_tiles()
+    larger = replace(device, l2_bytes=16 * device.l2_bytes)
+    assert model.seconds(rows, larger) < 0.9 * model.seconds(rows, device)
+    assert model.seconds(rows, larger) == model.seconds(rows, replace(larger, l2_bytes=1e9))
 
 
 def test_few_blocks_of_a_deep_reduction_are_split() -> None:
@@ -120,9 +149,10 @@ def test_a_small_board_runs_at_its_power_limit() -> None:
         doubled = replace(device, tdp_watts=2 * device.tdp_watts)
         gained = model.seconds(large, device) / model.seconds(large, doubled) > 1.05
         assert bool(gained[0]) is limited
+    source, scale = ENERGY["ada"]
     joules = 0.85 * l4.tdp_watts * model.seconds(large, l4) / flops(large)
-    least = model.law.flop_joules * NODE_ENERGY["ada"]
-    assert least <= joules[0] <= 2 * least
+    least = model.law.joules[source] * scale
+    assert least <= joules[0] <= 1.5 * least
 
 
 @pytest.mark.parametrize(
@@ -172,47 +202,41 @@ def test_shipped_parameters_say_where_they_are_from() -> None:
 
 
 def synthetic(name: str, share: float, seed: int) -> Samples:
-    """Kernels that run at a constant share of the peak or the bandwidth, launched in 5 us."""
+    """Kernels at a constant share of the peak or the bandwidth, and some that only launch."""
     chance = np.random.default_rng(seed)
-    sizes = {size: np.round(2 ** chance.uniform(9, 12, 200)) for size in ("m", "n", "k")}
+    sizes = {size: np.round(2 ** chance.uniform(9, 12, 150)) for size in ("m", "n", "k")}
     device = load_device(name)
     products = operators("linear", dtype="fp32", **sizes)
     vectors = operators("softmax", dtype="fp32", m=64 * sizes["m"], n=sizes["n"])
-    parts = [
-        samples(products, device=name, seconds=flops(products) / device.peaks["fp32"] / share),
-        samples(
-            vectors, device=name, seconds=moved_bytes(vectors) / device.bandwidth / share + 5e-6
-        ),
-    ]
-    from estimator.samples import pooled
+    smallest = operators(["linear", "softmax"] * 5, dtype="fp32", m=8, n=8, k=8)
+    return pooled(
+        [
+            samples(products, device=name, seconds=flops(products) / device.peaks["fp32"] / share),
+            samples(vectors, device=name, seconds=moved_bytes(vectors) / device.bandwidth / share),
+            samples(smallest, device=name, seconds=np.full(10, 5e-6)),
+        ]
+    )
 
-    return pooled(parts)
 
-
-def trained(seed: int) -> TileModel:
+def trained(steps: int) -> TileModel:
     from estimator.cost.train_tiles import fit_tiles
-    from estimator.samples import pooled
 
     table = pooled([synthetic("v100-pcie-32gb", 0.6, 1), synthetic("a100-pcie-40gb", 0.6, 2)])
-    return fit_tiles(table, seed=seed, hidden=(8,), steps=150)
+    return fit_tiles(table, seed=3, hidden=(8,), steps=steps)
 
 
-@pytest.fixture(scope="module")
-def twice() -> tuple[TileModel, TileModel]:
+def test_training_recovers_a_constant_share() -> None:
     pytest.importorskip("torch")
-    return trained(3), trained(3)
-
-
-def test_training_recovers_a_constant_share(twice: tuple[TileModel, TileModel]) -> None:
     fresh = synthetic("a100-pcie-80gb", 0.6, 7)
-    predicted = twice[0].seconds(fresh.ops, load_device("a100-pcie-80gb"))
+    predicted = trained(150).seconds(fresh.ops, load_device("a100-pcie-80gb"))
     error = np.abs(predicted / fresh.seconds - 1)
-    assert np.median(error[fresh.ops.kind == "softmax"]) < 0.08
-    assert np.median(error[fresh.ops.kind == "linear"]) < 0.12
+    assert np.median(error[fresh.ops.kind == "softmax"]) < 0.1
+    assert np.median(error[fresh.ops.kind == "linear"]) < 0.1
 
 
-def test_a_seed_decides_everything(twice: tuple[TileModel, TileModel]) -> None:
-    first, second = twice
+def test_a_seed_decides_everything() -> None:
+    pytest.importorskip("torch")
+    first, second = trained(5), trained(5)
     assert first.law == second.law
     for family, network in first.networks.items():
         for mine, other in zip(network.weights, second.networks[family].weights, strict=True):
