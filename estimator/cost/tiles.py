@@ -15,7 +15,6 @@ construction. What the paper's samples hold beside the kernel (events, an idle q
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
@@ -171,7 +171,7 @@ class TileModel:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write ``path`` (.npz) and, beside it, the provenance (.json)."""
+        """Write the networks to ``path`` (.npz) and all else beside it (.yaml)."""
         arrays: dict[str, NDArray[Any]] = {}
         for family, network in self.networks.items():
             for index, (weight, bias) in enumerate(
@@ -199,9 +199,8 @@ class TileModel:
             },
             "provenance": dict(self.provenance),
         }
-        Path(path).with_suffix(".json").write_text(
-            json.dumps(described, indent=1) + "\n", encoding="utf-8"
-        )
+        text = yaml.safe_dump(described, sort_keys=False)
+        Path(path).with_suffix(".yaml").write_text(text, encoding="utf-8")
 
 
 def utilisation(network: Network, bound: Bounds, device: Device) -> FloatArray:
@@ -229,7 +228,7 @@ def load_tiles(path: str | Path) -> TileModel:
     """
     path = Path(path)
     try:
-        described = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        described = yaml.safe_load(path.with_suffix(".yaml").read_text(encoding="utf-8"))
         with np.load(path, allow_pickle=False) as arrays:
             networks = {
                 family: Network(
@@ -248,9 +247,9 @@ def load_tiles(path: str | Path) -> TileModel:
             for device, each in described["launches"].items()
         }
         law, provenance = Law(**described["law"]), described["provenance"]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(
-            f"{path} and its .json beside it are not a saved tile model ({error}); "
+            f"{path} and its .yaml beside it are not a saved tile model ({error}); "
             "write them with TileModel.save"
         ) from error
     return TileModel(law=law, networks=networks, launches=launches, provenance=provenance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,11 +185,11 @@ def test_parameters_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing\.npz and its \.json .* write them with"):
+    with pytest.raises(ValueError, match=r"nothing\.npz and its \.yaml .* write them with"):
         load_tiles(tmp_path / "nothing.npz")
     shipped_tiles().save(tmp_path / "half.npz")
-    (tmp_path / "half.json").write_text(json.dumps({"law": {}}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"half\.npz and its \.json"):
+    (tmp_path / "half.yaml").write_text("law: {}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"half\.npz and its \.yaml"):
         load_tiles(tmp_path / "half.npz")
 
 
@@ -204,7 +203,7 @@ def test_shipped_parameters_say_where_they_are_from() -> None:
 def synthetic(name: str, share: float, seed: int) -> Samples:
     """Kernels at a constant share of the peak or the bandwidth, and some that only launch."""
     chance = np.random.default_rng(seed)
-    sizes = {size: np.round(2 ** chance.uniform(9, 12, 150)) for size in ("m", "n", "k")}
+    sizes = {size: np.round(2 ** chance.uniform(9, 12, 80)) for size in ("m", "n", "k")}
     device = load_device(name)
     products = operators("linear", dtype="fp32", **sizes)
     vectors = operators("softmax", dtype="fp32", m=64 * sizes["m"], n=sizes["n"])
@@ -227,11 +226,11 @@ def trained(steps: int) -> TileModel:
 
 def test_training_recovers_a_constant_share() -> None:
     pytest.importorskip("torch")
-    fresh = synthetic("a100-pcie-80gb", 0.6, 7)
-    predicted = trained(150).seconds(fresh.ops, load_device("a100-pcie-80gb"))
+    fresh = synthetic("a100-pcie-40gb", 0.6, 7)
+    predicted = trained(100).seconds(fresh.ops, load_device("a100-pcie-40gb"))
     error = np.abs(predicted / fresh.seconds - 1)
-    assert np.median(error[fresh.ops.kind == "softmax"]) < 0.1
-    assert np.median(error[fresh.ops.kind == "linear"]) < 0.1
+    assert np.median(error[fresh.ops.kind == "softmax"]) < 0.05
+    assert np.median(error[fresh.ops.kind == "linear"]) < 0.05
 
 
 def test_a_seed_decides_everything() -> None:
