@@ -256,6 +256,11 @@ def base_seconds(bound: Bounds, law: Law, device: Device, *, product: bool) -> F
     arithmetic = bound.arithmetic if product else bound.arithmetic - np.log(law.norm_rate)
     most = np.maximum(arithmetic, bound.memory)
     joined = np.exp(sharp * (arithmetic - most)) + np.exp(sharp * (bound.memory - most))
-    source, _ = ENERGY.get(device.architecture, ("", 0.0))
-    power = bound.power + np.log(law.joules.get(source, 1.0))
+    power = bound.power + log_joules(law, device)
     return np.asarray(np.exp(np.maximum(most + np.log(joined) / sharp, power)), dtype=np.float64)
+
+
+def log_joules(law: Law, device: Device) -> float:
+    """Of a FLOP, before ``ENERGY`` scales it; -inf (no limit) where none was measured."""
+    source, _ = ENERGY.get(device.architecture, ("", 0.0))
+    return float(np.log(law.joules[source])) if source in law.joules else -np.inf

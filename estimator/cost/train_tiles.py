@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from estimator.catalog import load_device
-from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds
+from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds, log_joules
 from estimator.cost.tiles import FAMILIES, PRODUCTS, SIZES, Launch, Network, TileModel
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray
@@ -48,6 +48,8 @@ SHIFT_PENALTY = 0.05
 SHARPNESS = 3.0
 NORM_RATE = 10.0
 """Where the search for the law's two constants starts."""
+ABSENT = -100.0
+"""log seconds of a bound that is absent: -inf has no gradient."""
 STEPS = 500
 RATE = 0.01
 
@@ -162,14 +164,14 @@ def _groups(samples: Samples, seed: int, most: int) -> list[Group]:
             above = mine[samples.seconds[mine] > ABOVE_FLOOR * launch.floor]
             mine = above if len(above) else mine
             mine = np.sort(chance.permutation(mine)[:most])
-            ops = samples.ops.take(mine)
+            ops, seconds = samples.ops.take(mine), samples.seconds[mine]
             groups.append(
                 Group(
                     family=family,
                     device=device,
                     launch=launch,
                     bound=bounds(ops, load_device(device), product=family in PRODUCTS),
-                    log_seconds=np.log(samples.seconds[mine] - launch.overhead),
+                    log_seconds=np.log(np.maximum(seconds - launch.overhead, 0.1 * seconds)),
                     sizes=np.stack([getattr(ops, size) for size in SIZES], axis=1),
                 )
             )
@@ -280,8 +282,7 @@ def _log_seconds(
     arithmetic = row["arithmetic"] if product else row["arithmetic"] - values["rate"].log()
     sharpness = values["sharpness"]
     base = torch.logaddexp(sharpness * arithmetic, sharpness * row["memory"]) / sharpness
-    source, _ = ENERGY.get(load_device(group.device).architecture, ("", 0.0))
-    power = row["power"] + float(np.log(law.joules.get(source, 1.0)))
+    power = row["power"] + max(log_joules(law, load_device(group.device)), ABSENT)
     return torch.maximum(base, power) - log_share
 
 
@@ -296,9 +297,8 @@ def _tensors(
         name: getattr(group.bound, name) for name in ("arithmetic", "memory", "power", "waves")
     }
     columns |= {"features": features, "log_seconds": group.log_seconds}
-    # A bound that is absent is e^-100 seconds: -inf has no gradient.
     return {
-        name: torch.tensor(np.maximum(values, -100.0), dtype=torch.float32)
+        name: torch.tensor(np.maximum(values, ABSENT), dtype=torch.float32)
         for name, values in columns.items()
     }
 

@@ -154,6 +154,14 @@ def test_a_small_board_runs_at_its_power_limit() -> None:
     assert least <= joules[0] <= 1.5 * least
 
 
+def test_an_architecture_without_measured_joules_has_no_limit() -> None:
+    large = operators("linear", dtype="fp32", m=4096, n=4096, k=4096)
+    l4, model = load_device("l4"), shipped_tiles()
+    free = replace(model, law=replace(model.law, joules={}))
+    unlimited = model.seconds(large, replace(l4, tdp_watts=1e6))
+    assert free.seconds(large, l4) == pytest.approx(unlimited)
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("rope", "fp32"), ("linear", "bf16"), ("attention", "fp32")]
 )
