@@ -110,6 +110,17 @@ def pooled(parts: Sequence[Samples]) -> Samples:
     )
 
 
+def provenance(samples: Samples, hold_out: Sequence[str], seed: int) -> dict[str, Any]:
+    """What a file of parameters says of its samples: sources, rows left out by rule, the seed."""
+    sources, rows = np.unique(samples.source, return_counts=True)
+    return {
+        "sources": dict(zip(sources.tolist(), rows.tolist(), strict=True)),
+        "excluded": dict(samples.excluded),
+        "hold_out": list(hold_out),
+        "seed": seed,
+    }
+
+
 def medians(made: Samples) -> Samples:
     """One row for each device and operator: the median of its measurements, by log seconds."""
     ops = made.ops

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,6 @@ from estimator.operators import FloatArray
 
 Matrix = NDArray[np.float32]
 
-REACH = 3.0
 BLOCK = 8192
 """Rows that go through at a time: their activations stay in the cache."""
 
@@ -26,9 +27,14 @@ class Network:
     """(F,) means of the fitted features, and ``scale`` their deviations."""
     scale: FloatArray
 
+    low: FloatArray
+    """(F,) least and (``high``) largest feature fitted: beyond them they count as there."""
+    high: FloatArray
+
     def inputs(self, features: FloatArray) -> Matrix:
-        """Scaled features; beyond ``REACH`` deviations they count as there, not by a slope."""
-        return np.clip((features - self.centre) / self.scale, -REACH, REACH).astype(np.float32)
+        """What the first layer sees of features (N, F)."""
+        clipped = np.clip(features, self.low, self.high)
+        return np.asarray((clipped - self.centre) / self.scale, dtype=np.float32)
 
     def outputs(self, features: FloatArray) -> Matrix:
         """Outputs of N rows, shape (N, outputs), of features (N, F)."""
@@ -40,3 +46,21 @@ class Network:
                 hidden = np.maximum(hidden @ weight + bias, 0)
             parts.append(hidden @ self.weights[-1] + self.biases[-1])
         return np.concatenate(parts)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it by name, for a file of parameters."""
+        named = {f"weight{i}": weight for i, weight in enumerate(self.weights)}
+        named |= {f"bias{i}": bias for i, bias in enumerate(self.biases)}
+        return named | {part: getattr(self, part) for part in PARTS}
+
+
+PARTS = ("centre", "scale", "low", "high")
+
+
+def network_of(arrays: Mapping[str, NDArray[Any]], layers: int, prefix: str) -> Network:
+    """What :meth:`Network.arrays` gave, from names with a prefix."""
+    return Network(
+        weights=tuple(arrays[f"{prefix}weight{i}"] for i in range(layers)),
+        biases=tuple(arrays[f"{prefix}bias{i}"] for i in range(layers)),
+        **{part: arrays[prefix + part] for part in PARTS},
+    )

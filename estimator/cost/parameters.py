@@ -6,6 +6,7 @@ bytes: neither a clock nor an order of hashing enters.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import zipfile
@@ -77,3 +78,11 @@ def _open(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     except (*BROKEN, AttributeError) as error:
         raise ValueError(f"{path} is not a file of kernel parameters: {error}") from error
     return header, arrays
+
+
+def require(package: str) -> Any:
+    """A package that only fitting needs; ``ValueError`` says how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ValueError(f"fitting needs {package}; pip install 'trainplan[learn]'") from error

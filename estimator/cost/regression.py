@@ -27,7 +27,7 @@ from estimator.cost.regressor import FORMS, SIZES, Regressor, identity
 from estimator.cost.train_regressor import fit_regressor
 from estimator.cost.trees import Trees
 from estimator.operators import FloatArray, NameArray, Operators
-from estimator.samples import Samples
+from estimator.samples import Samples, provenance
 
 FORM = "regression"
 HALF = ("fp16", "bf16")
@@ -188,12 +188,7 @@ def fit_regression(
     )
     return RegressionModel(
         regressors=regressors,
-        provenance={
-            "sources": sorted(set(samples.source.tolist())),
-            "excluded": dict(samples.excluded),
-            "held_out": sorted(hold_out),
-            "seed": seed,
-        },
+        provenance=provenance(samples, hold_out, seed),
     )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from estimator.cluster import Device
 from estimator.cost.kernels import light_seconds
-from estimator.cost.network import Network
+from estimator.cost.network import Network, network_of
 from estimator.cost.oblivious import ObliviousTrees
 from estimator.cost.parameters import BROKEN, pack, unpack
 from estimator.cost.surface_features import features, floor_seconds
@@ -152,12 +152,10 @@ class SurfaceModel:
             header |= {"reference": dict(surface.reference), "layers": 0}
             header["architectures"] = list(surface.architectures)
             header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
-            network = surface.network
-            if network is not None:
-                arrays |= {f"{index}/weight{i}": weight for i, weight in enumerate(network.weights)}
-                arrays |= {f"{index}/bias{i}": bias for i, bias in enumerate(network.biases)}
-                header |= {part: getattr(network, part).tolist() for part in ("centre", "scale")}
-                header["layers"] = len(network.weights)
+            if surface.network is not None:
+                named = surface.network.arrays()
+                arrays |= {f"{index}/{name}": array for name, array in named.items()}
+                header["layers"] = len(surface.network.weights)
             headers.append(header)
         header = {"provenance": dict(self.provenance), "surfaces": headers}
         return pack(FORM, header, arrays)
@@ -224,18 +222,12 @@ def load_surfaces(path: str | Path, device: str | None = None) -> SurfaceModel:
 
 
 def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any]) -> Surface:
-    layers = range(one["layers"])
-    network = Network(
-        weights=tuple(file[f"{index}/weight{i}"] for i in layers),
-        biases=tuple(file[f"{index}/bias{i}"] for i in layers),
-        centre=np.array(one.get("centre", ())),
-        scale=np.array(one.get("scale", ())),
-    )
+    layers = int(one["layers"])
     return Surface(
         **{part: one[part] for part in SCALARS},
         reference=one["reference"],
         architectures=tuple(one["architectures"]),
-        network=network if layers else None,
+        network=network_of(file, layers, f"{index}/") if layers else None,
         trees=ObliviousTrees(**{part: file[f"{index}/{part}"] for part in TREE_PARTS}),
         least=np.array(one["least"]),
         most=np.array(one["most"]),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,11 @@ from numpy.typing import NDArray
 from estimator.cluster import Device
 from estimator.cost.network import Network
 from estimator.cost.oblivious import fit_trees
+from estimator.cost.parameters import require
 from estimator.cost.surface import ANY, SIZES, Surface, SurfaceModel
 from estimator.cost.surface_features import features, floor_seconds
 from estimator.operators import FloatArray
-from estimator.samples import Samples, medians, pooled
+from estimator.samples import Samples, medians, pooled, provenance
 
 LEAST_M = 32
 """Rows of a product below this are of decoding, whose kernels (GEMV) are others."""
@@ -76,17 +76,6 @@ def fit_surfaces(samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 
     if not surfaces:
         raise ValueError(f"no device has {LEAST_ROWS} forward rows of a product or attention")
     return SurfaceModel(surfaces=tuple(surfaces), provenance=provenance(samples, hold_out, seed))
-
-
-def provenance(samples: Samples, hold_out: Sequence[str], seed: int) -> dict[str, Any]:
-    """What a file of parameters says of its samples: sources, rows left out by rule, the seed."""
-    sources, rows = np.unique(samples.source, return_counts=True)
-    return {
-        "sources": dict(zip(sources.tolist(), rows.tolist(), strict=True)),
-        "excluded": dict(samples.excluded),
-        "hold_out": list(hold_out),
-        "seed": seed,
-    }
 
 
 Key = tuple[str, str, str]
@@ -185,12 +174,20 @@ def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: i
     Raises:
         ValueError: torch is not installed.
     """
-    torch = _torch()
+    torch = require("torch")
+    # One thread: the sums of more come in no fixed order, and small layers gain nothing.
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
-    centre, scale = columns.mean(axis=0), columns.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    scaled = Network(weights=(), biases=(), centre=centre, scale=scale).inputs(columns)
-    inputs = torch.from_numpy(scaled)
+    scale = columns.std(axis=0)
+    fresh = Network(
+        weights=(),
+        biases=(),
+        centre=columns.mean(axis=0),
+        scale=np.where(scale > 0, scale, 1.0),
+        low=columns.min(axis=0),
+        high=columns.max(axis=0),
+    )
+    inputs = torch.from_numpy(fresh.inputs(columns))
     targets = torch.tensor(values, dtype=torch.float32)
     layers = (columns.shape[1], WIDTH, WIDTH, 1)
     modules = []
@@ -209,11 +206,10 @@ def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: i
         optimizer.step()
         schedule.step()
     linear = [module for module in network if isinstance(module, torch.nn.Linear)]
-    return Network(
+    return replace(
+        fresh,
         weights=tuple(module.weight.detach().numpy().T.copy() for module in linear),
         biases=tuple(module.bias.detach().numpy().copy() for module in linear),
-        centre=centre,
-        scale=scale,
     )
 
 
@@ -223,13 +219,3 @@ def _batches(rows: int, epochs: int, seed: int) -> Iterator[NDArray[np.int64]]:
         order = draw.permutation(rows)
         for start in range(0, rows, BATCH):
             yield order[start : start + BATCH]
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError("fitting surfaces needs torch; pip install 'trainplan[learn]'") from error
-    # One thread: the sums of more come in no fixed order, and small layers gain nothing.
-    torch.set_num_threads(1)
-    return torch
