@@ -14,6 +14,7 @@ from estimator.cost.kernels import KernelModel
 from estimator.cost.regression import shipped_regression
 from estimator.cost.roofline import roofline
 from estimator.cost.surface import ANY, shipped_surfaces
+from estimator.cost.tiles import shipped_tiles
 from estimator.operators import FloatArray, NameArray, Operators
 
 
@@ -83,6 +84,7 @@ def learned_kernels(device: Device, first: Sequence[KernelModel] = ()) -> BestKe
     models: list[KernelModel] = [*first, replace(surfaces, surfaces=own)]
     if device.name in REGRESSION_DEVICES:
         models.append(shipped_regression())
+    models.append(shipped_tiles())
     # A roofline fitted on tables of this device is nearer than surfaces of others.
     if roofline(device).origin == "extrapolated":
         models.append(surfaces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from estimator import Plans, Workload
 from estimator.catalog import load_cluster, load_device, load_stack, names
+from estimator.cluster import Device
 from estimator.cost import CostModel
 from estimator.cost.collectives import linear_seconds
+from estimator.cost.composite import composite
 from estimator.cost.roofline import roofline
 from estimator.lower.keys import layer_keys
 from estimator.lower.slots import Builder, Collective, Slot
@@ -29,9 +32,10 @@ def precision_of(device: str) -> str:
 
 @pytest.mark.parametrize("device", names("devices"))
 @pytest.mark.parametrize("attention", ["flash", "eager"])
-def test_conformance(device: str, attention: str) -> None:
+@pytest.mark.parametrize("build", [roofline, composite])
+def test_conformance(build: Callable[[Device], CostModel], device: str, attention: str) -> None:
     """Every row gets a finite price that is not below what the hardware's peaks allow."""
-    model: CostModel = roofline(load_device(device))
+    model = build(load_device(device))
     stack = replace(load_stack("megatron"), attention_kernel="flash2")
     precision = precision_of(device)
     if precision == "fp32" and attention == "flash":
