@@ -58,8 +58,9 @@ RESIDENT = 16
 SHARED_NORM = 3.0
 """Norm that joins arithmetic and shared memory. Half-loaded shared memory costs 4 % by it: V100's
 best large products, with 64 lanes, reach 0.96 of the peak; a full one then costs 21 %."""
-LANE_CLOCK = 2.0e9
-"""Hz. No chip with 64 fp32 lanes a multiprocessor passes it; none with 128 would look like less."""
+FEW_LANES: Mapping[str, int] = {"volta": 0, "turing": 0, "pascal": 56, "ampere": 98}
+"""Architectures with 64 fp32 lanes a multiprocessor, from how many multiprocessors on: GP100 and
+GA100 have them, the smaller chips of Pascal (P4) and Ampere (A10) have 128, as all later ones."""
 USABLE_POWER = 0.85
 """Share of the board's power limit that is left to work, beside leakage, fans and regulators."""
 ENERGY: Mapping[str, tuple[str, float]] = {
@@ -111,8 +112,8 @@ class Bounds:
 
 
 def lanes(device: Device) -> int:
-    """fp32 lanes of a multiprocessor: 64 where those explain the peak at a clock below 2 GHz."""
-    return 64 if device.peaks["fp32"] / (2 * 64 * device.sms) < LANE_CLOCK else 128
+    """fp32 lanes of a multiprocessor (AMD: of a compute unit, matrix cores and all)."""
+    return 64 if device.sms >= FEW_LANES.get(device.architecture, device.sms + 1) else 128
 
 
 def shared_memory_share(device: Device) -> float:
