@@ -40,15 +40,15 @@ def commit() -> tuple[str, str]:
     return date, name
 
 
-def line(report: Validation, date: str, name: str) -> str:
-    """The row of the table for one scoring."""
+def line(report: Validation, date: str, name: str, cost: str = "analytic") -> str:
+    """The row of the table for one scoring; a cost model other than the default is named."""
     every = report.overall
     ranked = [choice.concordance for choice in report.choices if choice.concordance is not None]
     regrets = [choice.regret for choice in report.choices]
     share = every.mapped / every.rows if every.rows else 0.0
     cells = [
         date,
-        name,
+        name if cost == "analytic" else f"{name}, {cost}",
         str(every.rows),
         f"{100 * share:.1f} %",
         str(every.configurations),
@@ -64,14 +64,14 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
-def append(report: Validation, target: str) -> str:
+def append(report: Validation, target: str, cost: str = "analytic") -> str:
     """Append a scoring to a file (made with its header if new) and return the line.
 
     Raises ``ValueError`` where the code is not exactly a commit or the file cannot be written.
     """
     date, name = commit()
     path = Path(target)
-    text = line(report, date, name)
+    text = line(report, date, name, cost)
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if "| date | commit |" not in before:

@@ -54,5 +54,5 @@ def validate(
     if json != "-":
         validation_text(file, report)
     if log:
-        ledger.append(report, log)
+        ledger.append(report, log, cost)
     return 0

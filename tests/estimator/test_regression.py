@@ -346,7 +346,7 @@ def test_a_held_out_device_is_not_fitted() -> None:
     mixed = replace(stepped(40), device=np.repeat([A100.name, "h100-sxm"], 20))
     model = fit_regression(mixed, hold_out=["h100-sxm"])
     assert {r.device for r in model.regressors} == {A100.name}
-    assert model.provenance["held_out"] == ["h100-sxm"]
+    assert model.provenance["hold_out"] == ["h100-sxm"]
 
 
 def test_times_in_the_wrong_unit() -> None:

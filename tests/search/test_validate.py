@@ -196,11 +196,11 @@ def test_ledger_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "ACCURACY.md"
     target.write_text("# Accuracy\n\nWords.\n", encoding="utf-8")
     ledger.append(report, str(target))
-    ledger.append(report, str(target))
+    ledger.append(report, str(target), "learned")
     lines = target.read_text().splitlines()
     assert lines[0] == "# Accuracy"
-    assert lines[-1] == lines[-2]
-    assert lines[-1].startswith(
+    assert lines[-1] == lines[-2].replace("abc1234", "abc1234, learned")
+    assert lines[-2].startswith(
         "| 2026-01-02 | abc1234 | 1 | 100.0 % | 1 | 50.0 | 50.0 | 50.0 | -50.0 |"
     )
     assert sum("| date | commit |" in line for line in lines) == 1
