@@ -31,7 +31,7 @@ class Composite:
     kernels: BestKernels
     analytic: Roofline
     origin: str
-    """learned where a model was fitted on this device, else extrapolated."""
+    """learned where products in half precision were fitted on this device, else the analytic's."""
     name: str = "learned"
 
     def seconds(
@@ -101,14 +101,15 @@ def composite(device: Device, first: Sequence[KernelModel] = ()) -> Composite:
         device: What is priced.
         first: Models that come before the shipped ones, as of a user's own samples.
     """
-    kernels = learned_kernels(device, first)
-    probe = operators("linear", dtype=list(device.peaks), m=4096, n=4096, k=4096)
+    kernels, analytic = learned_kernels(device, first), roofline(device)
+    half = [dtype for dtype in ("bf16", "fp16") if dtype in device.peaks]
+    probe = operators("linear", dtype=half or "fp32", m=4096, n=4096, k=4096)
     probe = probe.take(kernels.covers(probe, device))
-    known = len(probe) > 0 and (kernels.origin(probe, device) == "learned").any()
+    known = set(kernels.origin(probe, device).tolist())
     return Composite(
         kernels=kernels,
-        analytic=roofline(device),
-        origin="learned" if known else "extrapolated",
+        analytic=analytic,
+        origin="learned" if "learned" in known else analytic.origin,
     )
 
 
