@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 UNITS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 OWN_COLUMNS = (*NAMES, *SHAPES, "device", "source", "library")
 LARGEST_FILE = 2 * 2**30
+UNDER_LIGHT = 0.9
+"""Share of the speed of light that a time must reach: boards clock over their nominal peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,24 @@ def medians(made: Samples) -> Samples:
     return replace(made.take(first), seconds=middle)
 
 
+def check_light(made: Samples) -> None:
+    """``ValueError`` for the first row that its device cannot have run in that time."""
+    from estimator.catalog import load_device
+    from estimator.cost.kernels import light_seconds
+
+    for name in np.unique(made.device).tolist():
+        mine = np.flatnonzero(made.device == name)
+        light = light_seconds(made.ops.take(mine), load_device(name))
+        bad = made.seconds[mine] < UNDER_LIGHT * light
+        if bad.any():
+            at = int(np.argmax(bad))
+            row = int(mine[at])
+            raise ValueError(
+                f"row {row + 1}: {made.ops.kind[row]} in seconds={made.seconds[row]:.3g} is "
+                f"faster than {name} can be ({light[at]:.3g}); check its unit, or leave it out"
+            )
+
+
 def load_samples(path: str | Path) -> Samples:
     """Read one file of samples: the schema above, or a published layout.
 
@@ -203,13 +223,15 @@ def _own(frame: pd.DataFrame) -> Samples:
     given |= {name: _numbers(frame, name) for name in DEFAULTS if name in frame.columns}
     for device in frame["device"].astype(str).unique():
         load_device(device)
-    return samples(
+    made = samples(
         operators(given.pop("kind"), **given),
         device=frame["device"].astype(str).to_numpy(dtype=np.str_),
         seconds=_numbers(frame, times[0]) * UNITS[times[0]],
         source=_text(frame, "source"),
         library=_text(frame, "library"),
     )
+    check_light(made)
+    return made
 
 
 def _text(frame: pd.DataFrame, name: str) -> NameArray:

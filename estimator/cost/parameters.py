@@ -75,6 +75,8 @@ def _open(path: str | Path) -> tuple[dict[str, Any], Arrays]:
         header = json.loads(arrays["header"].tobytes())
         if not isinstance(header.get("form"), str):
             raise ValueError("its header names no form")
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not a file; write one with trainplan fit kernels") from None
     except (*BROKEN, AttributeError) as error:
         raise ValueError(f"{path} is not a file of kernel parameters: {error}") from error
     return header, arrays

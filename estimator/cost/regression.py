@@ -21,21 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
-from estimator.cost.kernels import light_seconds
 from estimator.cost.parameters import BROKEN, pack, unpack
 from estimator.cost.regressor import FORMS, SIZES, Regressor, identity
 from estimator.cost.train_regressor import fit_regressor
 from estimator.cost.trees import Trees
 from estimator.operators import FloatArray, NameArray, Operators
-from estimator.samples import Samples, provenance
+from estimator.samples import Samples, check_light, provenance
 
 FORM = "regression"
 HALF = ("fp16", "bf16")
 PARTS = ("feature", "threshold", "value")
 """Arrays of ``Trees``, in a file one after the other."""
 SCALARS = ("device", "kind", "name", "phase", "dtype", "form", "rows")
-UNDER_LIGHT = 0.9
-"""Share of the speed of light that a time must reach: boards clock over their nominal peak."""
 
 Indices = NDArray[np.int64]
 
@@ -180,8 +177,7 @@ def fit_regression(
     if not rows:
         raise ValueError("no samples to fit: the set is empty, or all its devices are held out")
     devices = {name: load_device(name) for name in dict.fromkeys(key[0] for key in rows)}
-    for fitted in devices.values():
-        _check_light(samples, fitted)
+    check_light(samples.take(np.isin(samples.device, list(devices))))
     regressors = tuple(
         fit_regressor(samples.take(np.array(rows[key])), devices[key[0]], seed=seed)
         for key in sorted(rows)
@@ -190,19 +186,6 @@ def fit_regression(
         regressors=regressors,
         provenance=provenance(samples, hold_out, seed),
     )
-
-
-def _check_light(samples: Samples, device: Device) -> None:
-    mine = np.flatnonzero(samples.device == device.name)
-    light = light_seconds(samples.ops.take(mine), device)
-    bad = samples.seconds[mine] < UNDER_LIGHT * light
-    if bad.any():
-        at = int(np.argmax(bad))
-        row = int(mine[at])
-        raise ValueError(
-            f"row {row + 1}: {samples.ops.kind[row]} in seconds={samples.seconds[row]:.3g} is "
-            f"faster than {device.name} can be ({light[at]:.3g}); check its unit, or leave it out"
-        )
 
 
 def _header(regressor: Regressor) -> dict[str, Any]:

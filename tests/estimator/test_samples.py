@@ -107,6 +107,10 @@ FAULTS = {
     "zero shape": ("kind,dtype,m,device,seconds\nlinear,bf16,0,h100-sxm,1\n", "row 1: m=0"),
     "text shape": ("kind,dtype,m,device,seconds\nlinear,bf16,x,h100-sxm,1\n", "row 1: m="),
     "zero time": ("kind,dtype,device,seconds\nlinear,bf16,h100-sxm,0\n", "row 1: seconds=0"),
+    "faster than light": (
+        "kind,dtype,m,n,k,device,seconds\nlinear,bf16,4096,4096,4096,h100-sxm,1e-9\n",
+        "row 1: linear in seconds=1e-09 is faster than h100-sxm can be",
+    ),
     "negative": ("kind,dtype,device,seconds\nlinear,bf16,h100-sxm,-1\n", "row 1: seconds=-1"),
     "infinite": ("kind,dtype,device,seconds\nlinear,bf16,h100-sxm,inf\n", "row 1: seconds=inf"),
     "nan": (
