@@ -6,7 +6,6 @@ bytes: neither a clock nor an order of hashing enters.
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import zipfile
@@ -82,9 +81,12 @@ def _open(path: str | Path) -> tuple[dict[str, Any], Arrays]:
     return header, arrays
 
 
-def require(package: str) -> Any:
-    """A package that only fitting needs; ``ValueError`` says how to get it."""
+def load_torch() -> Any:
+    """PyTorch, which fitting networks needs; ``ValueError`` says how to get it."""
     try:
-        return importlib.import_module(package)
+        import torch
     except ImportError as error:
-        raise ValueError(f"fitting needs {package}; pip install 'trainplan[learn]'") from error
+        raise ValueError("fitting needs torch; pip install 'trainplan[learn]'") from error
+    # One thread: the sums of more come in no fixed order, and small layers gain nothing.
+    torch.set_num_threads(1)
+    return torch

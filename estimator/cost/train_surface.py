@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from estimator.cluster import Device
 from estimator.cost.network import Network
 from estimator.cost.oblivious import fit_trees
-from estimator.cost.parameters import require
+from estimator.cost.parameters import load_torch
 from estimator.cost.surface import ANY, SIZES, Surface, SurfaceModel
 from estimator.cost.surface_features import features, floor_seconds
 from estimator.operators import FloatArray
@@ -174,9 +174,7 @@ def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: i
     Raises:
         ValueError: torch is not installed.
     """
-    torch = require("torch")
-    # One thread: the sums of more come in no fixed order, and small layers gain nothing.
-    torch.set_num_threads(1)
+    torch = load_torch()
     torch.manual_seed(seed)
     scale = columns.std(axis=0)
     fresh = Network(

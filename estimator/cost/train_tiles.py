@@ -15,7 +15,7 @@ import numpy as np
 
 from estimator.catalog import load_device
 from estimator.cost.network import Network
-from estimator.cost.parameters import require
+from estimator.cost.parameters import load_torch
 from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds, log_joules
 from estimator.cost.tiles import FAMILIES, PRODUCTS, SIZES, Family, Launch, TileModel
 from estimator.lower.operators import flops, moved_bytes
@@ -91,7 +91,7 @@ def fit_tiles(
     )
     if len(kept) == 0:
         raise ValueError(f"no fp32 forward sample of {', '.join(FAMILIES)} is left to fit")
-    require("torch")
+    load_torch()
     devices = np.unique(kept.device).tolist()
     groups = _groups(kept, seed, rows)
     law, networks = _train(groups, _joules(kept), seed, tuple(hidden), steps)
