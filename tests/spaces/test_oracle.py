@@ -88,7 +88,7 @@ def runnable(given: Problem, plan: Plan) -> bool:
         return False
     if plan.interleave > 1:
         count = job.global_batch // (plan.dp * plan.micro_batch)
-        if plan.pp == 1 or plan.schedule == "gpipe" or not stack.interleaving or count < plan.pp:
+        if plan.pp == 1 or plan.schedule != "1f1b" or not stack.interleaving or count < plan.pp:
             return False
     if plan.sequence_parallel and (plan.tp == 1 or job.sequence % (plan.tp * plan.cp)):
         return False
