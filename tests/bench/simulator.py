@@ -47,7 +47,7 @@ def simulation(detail: str, text: str = PLAN, *, all_ranks: bool = False) -> Sim
 
 def main() -> None:
     """Print one line a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--all-ranks", action="store_true", help="every rank of the 1,024, once")
     arguments = parser.parse_args()
     for text in (PLAN, f"{PLAN},vpp=2", f"{PLAN},vpp=5"):
