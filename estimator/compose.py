@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
-from estimator.cost.composite import composite
-from estimator.cost.parameters import load_kernels
 from estimator.cost.roofline import roofline
 from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
 from estimator.layer import (
@@ -193,9 +191,13 @@ def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
     if not isinstance(cost, str):
         return cost
     check_cost_model(cost)
-    if cost.endswith(FITTED):
-        return composite(cluster.device, first=[load_kernels(cost)])
-    return composite(cluster.device) if cost == "learned" else roofline(cluster.device)
+    if cost == "analytic":
+        return roofline(cluster.device)
+    from estimator.cost.composite import composite  # learned models are read where asked for
+    from estimator.cost.parameters import load_kernels
+
+    first = [load_kernels(cost)] if cost.endswith(FITTED) else []
+    return composite(cluster.device, first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
