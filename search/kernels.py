@@ -91,14 +91,14 @@ def evaluate(samples: Samples, fit: Fit, *, seed: int = 0) -> list[Score]:
 
 
 def _splits(table: Samples, seed: int) -> Iterator[tuple[str, Rows]]:
-    yield "shapes", _held_shapes(table, seed)
+    yield "shapes", held_shapes(table, seed)
     yield "largest", _largest(table)
     families = np.array([load_device(name).architecture for name in table.device.tolist()])
     for family in np.unique(families).tolist():
         yield "device", families == family
 
 
-def _held_shapes(table: Samples, seed: int) -> Rows:
+def held_shapes(table: Samples, seed: int) -> Rows:
     """Rows of every fifth shape, the same ones on all devices."""
     ops = table.ops
     product = np.isin(ops.kind, ("linear", "bmm"))

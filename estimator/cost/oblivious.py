@@ -1,8 +1,8 @@
 """Boosted oblivious trees: every level of a tree asks all rows one question.
 
 A row's leaf is then a number of D bits, which a few comparisons of whole tables give for all rows
-and trees: half a million rows a second through 400 trees in numpy, where trees of free shape need
-a gather per row, tree and level. The idea is CatBoost's (Dorogush et al., arXiv 1810.11363).
+and trees, where trees of free shape need a gather per row, tree and level. The idea is
+CatBoost's (Dorogush et al., arXiv 1810.11363).
 
 Suffixes: N rows, F features, T trees, D levels, L = 2^D leaves.
 """

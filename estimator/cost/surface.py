@@ -1,9 +1,9 @@
-"""Surfaces of efficiency, fitted on tables of measured products and attention in fp32 to fp4.
+"""Surfaces of efficiency, fitted on tables of measured products and attention in bf16 to fp4.
 
 Seconds are a roofline floor over an efficiency: ``floor * exp(network + trees)``. A small network
 takes the smooth part of log(seconds / floor), trees the jumps between kernels that it leaves. One
-surface is fitted per device, kind, dtype and name; those for ``ANY`` device, of the tables of
-several, price a device that has no table.
+surface is fitted per device, kind, dtype and name. Those of products for ``ANY`` device, of the
+tables of several, price a device that has no table.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ from estimator.operators import FloatArray, NameArray, Operators
 
 ANY = "any"
 """Device of a surface that is for those without one of their own."""
+TRAINING_PARTS = ("ampere", "hopper", "blackwell")
+"""Architectures that such a surface may price: products before Ampere (no asynchronous copies), of
+AMD, and on boards whose power holds their clock down (Ada) run other kernels at other rates."""
 FORM = "surfaces"
 SIZES = ("m", "n", "k")
+SCALARS = ("kind", "dtype", "name", "device", "backward_over_forward", "rows")
 TREE_PARTS = ("edges", "feature", "cut", "leaves")
 
 
@@ -46,8 +50,6 @@ class Surface:
     reference: Mapping[str, float]
     """Peak, bandwidth, L2 and multiprocessors of the fitted device: its efficiencies hold beside
     them, so that a faster memory in a what-if only moves the floor. Empty for ``ANY``."""
-    architectures: tuple[str, ...]
-    """Those of the fitted devices: kernels of others (before Ampere, or of AMD) are others."""
     network: Network | None
     """``None`` where trees alone were fitted, as for ``ANY``."""
     trees: ObliviousTrees
@@ -82,7 +84,7 @@ class SurfaceModel:
     name: str = "surfaces"
 
     def covers(self, ops: Operators, device: Device) -> NDArray[np.bool_]:
-        """Rows with a surface of this device, or of any device of its architecture, shape (N,)."""
+        """Rows with a surface of this device, or of any where it is a training part, (N,)."""
         found = np.zeros(len(ops), dtype=bool)
         for surface in self._for(device):
             found |= _is_for(surface, ops)
@@ -119,8 +121,9 @@ class SurfaceModel:
     def _for(self, device: Device) -> list[Surface]:
         """Surfaces of the device, then those of any."""
         mine = [surface for surface in self.surfaces if surface.device == device.name]
-        others = [surface for surface in self.surfaces if surface.device == ANY]
-        return mine + [s for s in others if device.architecture in s.architectures]
+        if device.architecture not in TRAINING_PARTS:
+            return mine
+        return mine + [surface for surface in self.surfaces if surface.device == ANY]
 
     def _routes(self, run: Operators, device: Device) -> list[tuple[Surface, NDArray[np.int64]]]:
         """Each surface with its rows of kernels that run."""
@@ -150,7 +153,6 @@ class SurfaceModel:
             arrays |= {f"{index}/{part}": getattr(surface.trees, part) for part in TREE_PARTS}
             header = {part: getattr(surface, part) for part in SCALARS}
             header |= {"reference": dict(surface.reference), "layers": 0}
-            header["architectures"] = list(surface.architectures)
             header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
             if surface.network is not None:
                 named = surface.network.arrays()
@@ -200,9 +202,6 @@ def _reference_device(surface: Surface, device: Device) -> Device:
     )
 
 
-SCALARS = ("kind", "dtype", "name", "device", "backward_over_forward", "rows")
-
-
 def load_surfaces(path: str | Path, device: str | None = None) -> SurfaceModel:
     """Read what :meth:`SurfaceModel.npz` wrote: all, or what one device needs.
 
@@ -226,7 +225,6 @@ def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any
     return Surface(
         **{part: one[part] for part in SCALARS},
         reference=one["reference"],
-        architectures=tuple(one["architectures"]),
         network=network_of(file, layers, f"{index}/") if layers else None,
         trees=ObliviousTrees(**{part: file[f"{index}/{part}"] for part in TREE_PARTS}),
         least=np.array(one["least"]),

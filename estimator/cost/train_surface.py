@@ -7,7 +7,7 @@ same device, and differ by 1 to 8 %.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +53,7 @@ when each family in turn is left out."""
 
 
 def fit_surfaces(samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 0) -> SurfaceModel:
-    """A surface for each device, kind, dtype and attention kernel, and one for any device.
+    """A surface for each device, kind, dtype and attention kernel; of products, one for any device.
 
     Args:
         samples: Measured products and attention, forward; other kinds and phases are passed over.
@@ -63,16 +63,13 @@ def fit_surfaces(samples: Samples, *, hold_out: Sequence[str] = (), seed: int = 
     Raises:
         ValueError: no rows of a kind and dtype are enough to fit on.
     """
-    kept = _trainable(samples, hold_out)
+    kept = trainable(samples, hold_out)
     surfaces: list[Surface] = []
-    for key, tables in _grouped(kept).items():
+    for key, tables in grouped(kept).items():
         for device, table in tables.items():
             surfaces.append(fit_surface(table, device, [device], key, OWN, seed=seed))
-        shared = [device for device in tables if device not in GRAPHICS]
-        if len(shared) > 1:
-            draw = np.random.default_rng(seed)
-            table = pooled([_some(tables[device], draw) for device in shared])
-            surfaces.append(fit_surface(table, ANY, shared, key, OF_ANY, seed=seed))
+        if key[0] == "linear" and len(set(tables) - set(GRAPHICS)) > 1:
+            surfaces.append(fit_shared(tables, key, seed=seed))
     if not surfaces:
         raise ValueError(f"no device has {LEAST_ROWS} forward rows of a product or attention")
     return SurfaceModel(surfaces=tuple(surfaces), provenance=provenance(samples, hold_out, seed))
@@ -82,7 +79,7 @@ Key = tuple[str, str, str]
 """kind, dtype, name."""
 
 
-def _trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
+def trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
     """Forward products of ``LEAST_M`` rows or more, and attention of known kernels."""
     ops = samples.ops
     attention = (ops.kind == "attention") & np.isin(ops.name, ATTENTION_KERNELS)
@@ -93,7 +90,7 @@ def _trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
     return replace(samples, ops=named).take(keep)
 
 
-def _grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
+def grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
     """Tables of enough rows, by kind, dtype and name, then by device."""
     found: dict[Key, dict[str, Samples]] = {}
     ops = samples.ops
@@ -105,6 +102,14 @@ def _grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
             kind, dtype, name, device = (str(part) for part in label)
             found.setdefault((kind, dtype, name), {})[device] = table
     return found
+
+
+def fit_shared(tables: Mapping[str, Samples], key: Key, *, seed: int) -> Surface:
+    """The surface for ``ANY`` device, of the tables of training parts."""
+    shared = [device for device in tables if device not in GRAPHICS]
+    draw = np.random.default_rng(seed)
+    table = pooled([_some(tables[device], draw) for device in shared])
+    return fit_surface(table, ANY, shared, key, OF_ANY, seed=seed)
 
 
 def _some(table: Samples, draw: np.random.Generator) -> Samples:
@@ -130,7 +135,6 @@ def fit_surface(
         name=kernel,
         device=name,
         reference=_reference(own, dtype) if own else {},
-        architectures=tuple(sorted({device.architecture for device in devices})),
         network=network,
         trees=fit_trees(columns, excess - smooth, trees=effort.trees, seed=seed),
         least=sizes.min(axis=0),
