@@ -68,8 +68,8 @@ def main(folder: Path) -> None:
         rows = held & training(products, "linear")
         score(f"linear, {family} held out", model, products.take(rows))
     draw = np.random.default_rng(0)
-    sizes = {size: draw.integers(64, 32768, SHAPES) for size in ("m", "n", "k")}
-    ops, device = operators("linear", dtype="bf16", **sizes), load_device("b200")
+    m, n, k = draw.integers(64, 32768, (3, SHAPES))
+    ops, device = operators("linear", dtype="bf16", m=m, n=n, k=k), load_device("b200")
     start = time.process_time()
     shipped_surfaces("b200").seconds(ops, device)
     print(f"{SHAPES / (time.process_time() - start):,.0f} shapes/s of CPU time, one core")
