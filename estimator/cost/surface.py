@@ -102,9 +102,10 @@ class SurfaceModel:
         for surface, rows in self._routes(run, device):
             part = run.take(rows)
             backward = (part.kind == "attention") & (part.phase == "backward")
-            forward = _forward(part)
             factor = np.where(backward, surface.backward_over_forward, 1.0)
-            each[rows] = factor * surface.seconds(forward, device)
+            if backward.any():
+                part = replace(part, phase=np.full(len(part), "forward"))
+            each[rows] = factor * surface.seconds(part, device)
         seconds = np.bincount(row, weights=each, minlength=len(ops))
         return np.asarray(np.maximum(seconds, light_seconds(ops, device)) * ops.count)
 
@@ -178,10 +179,6 @@ def _has_peak(ops: Operators, device: Device) -> NDArray[np.bool_]:
         dtype for dtype in np.unique(ops.dtype) if dtype.removesuffix("_block") in device.peaks
     ]
     return np.isin(ops.dtype, peaks)
-
-
-def _forward(ops: Operators) -> Operators:
-    return replace(ops, phase=np.full(len(ops), "forward"))
 
 
 def _reference_device(surface: Surface, device: Device) -> Device:

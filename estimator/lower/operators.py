@@ -79,6 +79,8 @@ def as_run(ops: Operators) -> tuple[Operators, NDArray[np.int64]]:
     """
     rows = np.arange(len(ops), dtype=np.int64)
     both = np.isin(ops.kind, ("linear", "bmm")) & (ops.phase == "backward")
+    if not both.any():
+        return ops, rows
     phase = np.where(both, "forward", ops.phase)
     n, k = np.where(both, ops.k, ops.n), np.where(both, ops.n, ops.k)
     inputs = replace(ops, phase=phase, n=n, k=k)
