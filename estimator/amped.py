@@ -281,7 +281,9 @@ class _Step:
         inside = self._inside(plans.cp, plans.tp) * self._inside(plans.dp, stride)
         stage = element / plans.pp
         if self.workload.lora_rank is not None:
-            adapters = model.layers * model.adapter_parameters(self.workload.lora_rank)
+            adapters = model.layers * model.adapter_parameters(
+                self.workload.lora_rank, self.workload.lora_targets
+            )
             return self._all_reduce(stage * adapters / plans.tp, plans.dp * plans.cp, inside)
         count = model.experts.count if model.experts else 0
         routed = (model.moe_layers + model.mtp_layers) * count * model.expert_parameters

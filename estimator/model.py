@@ -282,10 +282,13 @@ class Transformer:
             + routed * self.expert_parameters
         )
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Parameters of a layer's low-rank adapters on its attention projections."""
+    def adapter_parameters(self, rank: int, targets: str = "attention") -> int:
+        """Parameters of a layer's low-rank adapters: on attention, or all of a dense model's."""
         projections = sum(a + b for a, b, _ in self.attention_projections)
-        return rank * (projections + self.attention_width + self.hidden)
+        widths = projections + self.attention_width + self.hidden
+        if targets == "all" and self.experts is None:
+            widths += 2 * self.hidden + self.up_width(self.ffn) + self.ffn
+        return rank * widths
 
     @property
     def position_parameters(self) -> int:

@@ -60,6 +60,8 @@ class Stack:
     overlap_p2p: bool
     async_tp_backward: bool
     """Input gradients of a column-parallel GEMM are reduced beside its weight gradient."""
+    casts_before_gather: bool
+    """fp8 and fp4 runs cast what a GEMM reads before they gather it over tensor-parallel ranks."""
     scattered_boundaries: bool
     """Tensor-parallel ranks each send a part of equal activations to the next stage."""
     hidden_tp: float

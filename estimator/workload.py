@@ -9,6 +9,7 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 Mode = Literal["train", "forward"]
 Attention = Literal["flash", "eager"]
 Optimizer = Literal["adam", "sgd", "sgd-momentum"]
+LoraTargets = Literal["attention", "all"]
 
 CAST_PRECISIONS = ("fp8", "fp4")
 """Precisions that only GEMMs with weights run in, after a cast."""
@@ -35,7 +36,9 @@ class Workload:
     dropout: bool = False
     """Whether dropout runs (masks take time and memory)."""
     lora_rank: int | None = None
-    """Rank of adapters on the two attention projections; every other weight is frozen."""
+    """Rank of adapters; every other weight is frozen."""
+    lora_targets: LoraTargets = "attention"
+    """Which projections have adapters: attention's, or those of dense MLPs as well."""
     expert_imbalance: float = 1.2
     """Tokens of the busiest expert rank over the mean; 1 where routing is forced to balance."""
     token_budget: float | None = None
@@ -63,6 +66,11 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.global_batch * self.sequence
+
+    @property
+    def gemm_bytes(self) -> float:
+        """Bytes of one element of a GEMM's inputs, without its share of a scale."""
+        return {"fp8": 1.0, "fp4": 0.5}.get(self.precision, float(self.activation_bytes))
 
     @property
     def activation_bytes(self) -> int:

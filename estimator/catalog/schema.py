@@ -303,6 +303,7 @@ class StackEntry(Entry):
     overlap_tp: bool
     overlap_p2p: bool
     async_tp_backward: bool
+    casts_before_gather: bool
     scattered_boundaries: bool
     hidden_tp: Share
     cp_exchange: Literal["ring", "all_to_all"]

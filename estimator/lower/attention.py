@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.lower.blocks import norm, residual, tp_enter, tp_leave
+from estimator.lower.blocks import adapter, norm, residual, tp_enter, tp_leave
 from estimator.lower.keys import Keys
 from estimator.lower.lowering import PASS_PHASES, Lowering
 from estimator.lower.slots import (
@@ -63,7 +63,7 @@ def attention_block(low: Lowering, *, windowed: bool) -> None:
         _eager(low)
     _exchange(low)
     low.gemm("attention output", "layer", m=tokens, n=hidden, k=width, frozen=frozen)
-    _adapter(low, "attention output", width, hidden)
+    adapter(low, "attention output", width, hidden)
     if not model.parallel_residual:
         tp_leave(low, "attention output", "layer")
         residual(low, "attention residual")
@@ -79,16 +79,7 @@ def _project(low: Lowering, *, frozen: bool) -> None:
         if low.model.latent is None:
             columns = low.model.query_width / low.keys.tp + kv_elements(low.model, low.keys)
         low.gemm(name, "layer", m=rows, n=columns, k=wide, frozen=frozen, column_parallel=divided)
-        _adapter(low, name, wide, columns)
-
-
-def _adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -> None:
-    """Two thin GEMMs beside a frozen one (Hu et al., arXiv 2106.09685, section 4)."""
-    if low.workload.lora_rank is None:
-        return
-    rank = np.full_like(low.tokens, low.workload.lora_rank)
-    low.gemm(f"{name} adapter down", "layer", m=low.tokens, n=rank, k=inputs)
-    low.gemm(f"{name} adapter up", "layer", m=low.tokens, n=outputs, k=rank)
+        adapter(low, name, wide, columns)
 
 
 def _flash(low: Lowering, *, windowed: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from estimator.lower.lowering import Lowering
-from estimator.lower.slots import Place
+from estimator.lower.slots import FloatArray, Place
 
 
 def norm(low: Lowering, name: str, place: Place) -> None:
@@ -18,6 +20,22 @@ def residual(low: Lowering, name: str) -> None:
     mask = 0.5 * low.workload.dropout
     saved = 1.0 if "norm_residual" in low.stack.fused else 0.0
     low.memory(name, "layer", forward=(3 + mask - saved) * row, backward=(2 + mask) * row)
+
+
+def adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -> None:
+    """Two thin GEMMs beside a frozen one (Hu et al., arXiv 2106.09685, section 4).
+
+    The adapter's output is added to the frozen one's, and in backward its input gradient to theirs.
+    """
+    if low.workload.lora_rank is None:
+        return
+    rank = np.full_like(low.tokens, low.workload.lora_rank)
+    low.gemm(f"{name} adapter down", "layer", m=low.tokens, n=rank, k=inputs)
+    low.gemm(f"{name} adapter up", "layer", m=low.tokens, n=outputs, k=rank)
+    element = low.tokens * low.element
+    low.memory(
+        f"{name} adapter sums", "layer", forward=3 * element * outputs, backward=3 * element * inputs
+    )
 
 
 def tp_enter(low: Lowering, name: str, place: Place) -> None:

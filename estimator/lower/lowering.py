@@ -173,14 +173,17 @@ class Lowering:
     ) -> None:
         """Tensor-parallel collectives on a rank's whole activations, each with its count."""
         keys = self.keys
+        # What a GEMM reads may be cast before it is gathered; sums stay in half precision.
+        cast = self.stack.casts_before_gather and place == "layer"
         for kind, phase, count in rows:
+            width = self.workload.gemm_bytes if cast and kind == "all_gather" else self.element
             self.collective(
                 name,
                 place,
                 kind,
                 stream="tp",
                 phase=phase,
-                size=self.tokens * self.model.hidden * self.element,
+                size=self.tokens * self.model.hidden * width,
                 group=keys.tp,
                 inside=self.tp_inside,
                 leaf=self.tp_leaf,

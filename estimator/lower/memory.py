@@ -83,7 +83,7 @@ def activation_bytes(
         released = mlp + row * (inputs - 1 + model.norms_per_layer - 1)
         gradients.append(row + np.maximum(mlp, core_gradients - released))
         layer = rows + attention + mlp + scores
-        if workload.lora_rank is not None:
+        if workload.lora_rank is not None and workload.lora_targets == "attention":
             # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
             dropped = row * (model.norms_per_layer > 1)
             if kind.mlp == "dense":

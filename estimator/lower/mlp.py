@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.lower.blocks import norm, residual, tp_enter, tp_leave
+from estimator.lower.blocks import adapter, norm, residual, tp_enter, tp_leave
 from estimator.lower.keys import ep_ranks_inside
 from estimator.lower.lowering import PASS_PHASES, Lowering
 from estimator.lower.slots import FULL, Collective, FloatArray, Phase
@@ -51,6 +51,9 @@ def _dense(low: Lowering, name: str, width: float) -> None:
     )
     _activation(low, f"{name} activation", tokens * ffn)
     low.gemm(f"{name} down", "layer", m=tokens, n=hidden, k=ffn, frozen=frozen)
+    if low.workload.lora_targets == "all" and model.experts is None:
+        adapter(low, f"{name} up", hidden, halves * ffn)
+        adapter(low, f"{name} down", ffn, hidden)
 
 
 def _activation(low: Lowering, name: str, elements: FloatArray) -> None:

@@ -92,7 +92,7 @@ def step_keys(model: Transformer, workload: Workload, plans: Plans) -> tuple[Sha
         experts = experts + by_kind[n] * routed[n]
     trainable = parameters
     if workload.lora_rank is not None:
-        adapters = model.adapter_parameters(workload.lora_rank) / unique.tp
+        adapters = model.adapter_parameters(workload.lora_rank, workload.lora_targets) / unique.tp
         trainable = by_kind.sum(axis=0) * adapters
         parameters = parameters + trainable
     same = np.maximum(full * unique.tp // (unique.ep * etp), 1)

@@ -173,7 +173,7 @@ def trained_share(model: Transformer, workload: Workload, kind: LayerKind) -> fl
     if workload.lora_rank is None:
         return 1.0
     rest = model.layer_sharded_parameters(kind) + model.layer_replicated_parameters(kind)
-    return model.adapter_parameters(workload.lora_rank) / rest
+    return model.adapter_parameters(workload.lora_rank, workload.lora_targets) / rest
 
 
 def _embedding(low: Lowering) -> None:
