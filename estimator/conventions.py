@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from estimator.cluster import Cluster
-from estimator.workload import Attention
+from estimator.workload import Attention, LoraTargets
 
 DEVICES: tuple[tuple[str, str], ...] = (
     (r"gb300|blackwell ultra.*gb300", "gb300"),
@@ -61,6 +61,15 @@ class Convention:
     interleaves: bool = False
     """Whether its recipes interleave when the number of chunks is not given."""
     parallel_residual: bool = False
+    pipeline_zero: int | None = None
+    """What its zero=3 amounts to under a pipeline, which keeps weights gathered for the step."""
+    stages_of_micro_batches: bool = False
+    """It cuts a rank's batch into as many micro-batches as there are stages, unless told."""
+    eager_stack: str | None = None
+    """Its stack where nothing is compiled."""
+    adapters_recompute: bool = False
+    """Its recipes for adapters checkpoint every layer of models that one GPU cannot hold."""
+    lora_targets: LoraTargets = "attention"
     selective_is_every_second_layer: bool = False
     """Its selective recompute runs every second layer again, not the attention core."""
 
@@ -123,11 +132,15 @@ CONVENTIONS: tuple[Convention, ...] = (
         half="bf16",
     ),
     Convention(
+        # PEFT recipes of NeMo AutoModel: match_all_linear, activation_checkpointing from 32B on.
         name="nemo-automodel",
         pattern=r"automodel",
-        stack="fsdp",
+        stack="automodel",
         zero=3,
         sequence_parallel=False,
+        pipeline_zero=1,
+        adapters_recompute=True,
+        lora_targets="all",
     ),
     Convention(
         name="nemo",
@@ -185,6 +198,10 @@ CONVENTIONS: tuple[Convention, ...] = (
         stack="fsdp",
         zero=3,
         sequence_parallel=True,
+        # torchtitan: fsdp_reshard_after_forward "default" and pipeline_parallel_microbatches.
+        pipeline_zero=1,
+        stages_of_micro_batches=True,
+        eager_stack="fsdp-eager",
         selective_is_every_second_layer=True,
     ),
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 from estimator import catalog
+from estimator.assumptions import Assumptions, UnmappedError
 from estimator.cluster import Cluster
 from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
 from estimator.model import Experts, LatentAttention, Transformer
-from estimator.plan import Offload, Plan, Recompute
+from estimator.plan import Plan
+from estimator.plan_of_run import plan_of_run
 from estimator.runs import Run
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -23,10 +25,6 @@ load_model, load_stack = cache(catalog.load_model), cache(catalog.load_stack)
 
 LORA_RANK = 16
 """Rank of adapters where a run does not say (MLPerf's fine-tuning benchmark uses 16)."""
-
-
-class UnmappedError(ValueError):
-    """A run that cannot be priced, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,35 +40,22 @@ class Mapped:
     """What the run did not say: field and the value taken, with why."""
 
 
-@dataclass(slots=True)
-class _Assumptions:
-    """What is taken for granted, remembered as it is taken."""
-
-    taken: dict[str, str] = field(default_factory=dict)
-
-    def __call__(self, name: str, said: Any, default: Any, why: str) -> Any:
-        """What was said, or else the default, noted down."""
-        if said is not None:
-            return said
-        self.taken[name] = f"{default} ({why})"
-        return default
-
-
 def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
     """The nouns of a run; ``stack`` replaces the one that its framework would get.
 
     Raises:
         UnmappedError: it cannot be expressed, and why.
     """
-    assume = _Assumptions()
+    assume = Assumptions()
     convention = _convention(run, assume)
     _supported(run)
     model = _model(run, convention, assume)
     cluster = _cluster(run, assume)
     workload = _workload(run, convention, cluster, assume)
-    plan = _plan(run, convention, model, workload, cluster, assume)
+    plan = plan_of_run(run, convention, model, workload, cluster, assume)
     try:
-        used = stack or load_stack(convention.stack)
+        eager = convention.eager_stack if run.compiled is False else None
+        used = stack or load_stack(eager or convention.stack)
     except ValueError as error:
         raise UnmappedError(str(error)) from None
     return Mapped(
@@ -95,7 +80,7 @@ def _supported(run: Run) -> None:
         raise UnmappedError(f"offload of {run.offload!r} is not supported, only of the optimizer")
 
 
-def _convention(run: Run, assume: _Assumptions) -> Convention:
+def _convention(run: Run, assume: Assumptions) -> Convention:
     device = _device(run) or ""
     if run.framework is None:
         framework = assume("framework", None, "Megatron-LM", "not given")
@@ -112,7 +97,7 @@ def _device(run: Run) -> str | None:
     return next((device for pattern, device in DEVICES if re.search(pattern, name)), None)
 
 
-def _model(run: Run, convention: Convention, assume: _Assumptions) -> Transformer:
+def _model(run: Run, convention: Convention, assume: Assumptions) -> Transformer:
     if run.layers is None or run.hidden is None or run.heads is None:
         if run.model is None:
             raise UnmappedError("neither the model's shape nor its name is given")
@@ -178,7 +163,7 @@ def _experts(run: Run) -> Experts | None:
     )
 
 
-def _latent(run: Run, assume: _Assumptions) -> LatentAttention | None:
+def _latent(run: Run, assume: Assumptions) -> LatentAttention | None:
     """Latent attention where the words say MLA, with the sizes they give or DeepSeek-V3's."""
     note = run.moe_note or ""
     if "MLA" not in note:
@@ -209,7 +194,7 @@ def _usual_ffn(hidden: int, gated: bool) -> int:
     return -(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden
 
 
-def _cluster(run: Run, assume: _Assumptions) -> Cluster:
+def _cluster(run: Run, assume: Assumptions) -> Cluster:
     gpus = _need(run, "n_gpus")
     if run.gpu is None:
         raise UnmappedError("gpu is not given")
@@ -255,7 +240,7 @@ def _node(run: Run) -> tuple[Cluster, bool]:
     return load_node(device), False
 
 
-def _workload(run: Run, convention: Convention, cluster: Cluster, assume: _Assumptions) -> Workload:
+def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assumptions) -> Workload:
     said = (run.precision or "").lower()
     precision = next((p for p in ("fp8", "fp4", "bf16", "fp16", "tf32", "fp32") if p in said), None)
     if said and precision is None:
@@ -278,135 +263,17 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: _Assum
             attention=attention,
             dropout=convention.dropout and attention == "eager",
             lora_rank=lora,
+            lora_targets=convention.lora_targets,
             expert_imbalance=_imbalance(run, assume),
         )
     except ValueError as error:
         raise UnmappedError(str(error)) from None
 
 
-def _imbalance(run: Run, assume: _Assumptions) -> float:
+def _imbalance(run: Run, assume: Assumptions) -> float:
     """1 where the words say that routing was forced to balance or padded to capacity."""
     words = f"{run.notes or ''} {run.moe_note or ''}".lower()
     if not run.moe_experts or "balanced" in words or "pad to capacity" in words:
         return 1.0
     imbalance: float = assume("expert_imbalance", None, 1.2, "not said to be balanced")
     return imbalance
-
-
-def _plan(
-    run: Run,
-    convention: Convention,
-    model: Transformer,
-    workload: Workload,
-    cluster: Cluster,
-    assume: _Assumptions,
-) -> Plan:
-    tp = assume("tp", run.tp, 1, "not given")
-    cp = assume("cp", run.cp, 1, "not given")
-    pp = assume("pp", run.pp, 1, "not given")
-    gpus = cluster.gpus
-    if gpus % (tp * cp * pp):
-        raise UnmappedError(
-            f"contradiction: tp x cp x pp = {tp * cp * pp} does not divide {gpus} GPUs"
-        )
-    dp = gpus // (tp * cp * pp)
-    if run.dp is not None and run.dp not in (dp, dp * cp):
-        raise UnmappedError(
-            f"contradiction: dp={run.dp}, but {gpus} GPUs over tp x cp x pp leave {dp}"
-        )
-    micro_batch = assume("micro_batch", run.micro_batch, 1, "not given")
-    if workload.global_batch % (dp * micro_batch):
-        raise UnmappedError(
-            f"contradiction: dp x micro_batch = {dp * micro_batch} does not divide the global "
-            f"batch of {workload.global_batch}"
-        )
-    if model.heads % tp:
-        raise UnmappedError(f"contradiction: tp={tp} does not divide {model.heads} heads")
-    if pp > model.layers:
-        raise UnmappedError(f"contradiction: pp={pp} exceeds {model.layers} layers")
-    ep = run.ep or 1
-    etp = run.etp if run.etp is not None else (1 if ep > 1 else None)
-    if model.experts is None and ep > 1:
-        raise UnmappedError(f"contradiction: ep={ep} without experts")
-    if model.experts is not None:
-        if model.experts.count % ep or (dp * tp * cp) % (ep * (etp or tp)):
-            raise UnmappedError(
-                f"contradiction: ep={ep} does not divide {model.experts.count} experts and the "
-                f"{dp * tp * cp} ranks of a stage"
-            )
-        if etp is not None and run.etp is None:
-            assume("etp", None, etp, "usual with expert parallelism")
-    offload: Offload = "optimizer" if (run.offload or "").lower() == "optimizer" else "none"
-    if offload != "none" and cluster.device.host is None:
-        raise UnmappedError(f"the host of {cluster.device.name}, for offload, is not known")
-    recompute, recompute_layers = _recompute(run, convention, model.layers // pp, assume)
-    sequence_parallel = assume(
-        "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
-    )
-    return Plan(
-        dp=dp,
-        tp=tp,
-        cp=cp,
-        pp=pp,
-        ep=ep,
-        etp=etp if ep > 1 else None,
-        micro_batch=micro_batch,
-        offload=offload,
-        interleave=_interleave(run, convention, model, pp, workload, dp * micro_batch, assume),
-        recompute=recompute,
-        recompute_layers=recompute_layers,
-        sequence_parallel=bool(sequence_parallel) and tp > 1,
-        zero=_zero(run, convention, dp * cp, assume),
-    )
-
-
-def _recompute(
-    run: Run, convention: Convention, layers: int, assume: _Assumptions
-) -> tuple[Recompute, int | None]:
-    """Kind and, where not all, the layers of a stage."""
-    word = run.recompute.lower() if run.recompute else None
-    said = next((kind for kind in get_args(Recompute) if kind == word), None)
-    if word and said is None:
-        raise UnmappedError(f"recompute {run.recompute!r} is unknown; use none, selective or full")
-    kind: Recompute = assume("recompute", said, convention.recompute, "usual for its stack")
-    if kind == "selective" and convention.selective_is_every_second_layer:
-        every_second = max(layers // 2, 1)
-        assume("recompute_layers", None, every_second, "selective is every second layer there")
-        return "full", every_second
-    return kind, None
-
-
-def _zero(run: Run, convention: Convention, ranks: int, assume: _Assumptions) -> int:
-    if ranks == 1:
-        return 0
-    if run.zero_stage is not None:
-        return run.zero_stage
-    if run.dist_optimizer is not None:
-        return int(run.dist_optimizer)
-    zero: int = assume("zero_stage", None, convention.zero, "usual for its stack")
-    return zero
-
-
-def _interleave(
-    run: Run,
-    convention: Convention,
-    model: Transformer,
-    pp: int,
-    workload: Workload,
-    replica_batch: int,
-    assume: _Assumptions,
-) -> int:
-    """Chunks per stage; a blank means what the framework's recipes usually do."""
-    if pp == 1:
-        return 1
-    enough = workload.global_batch // replica_batch >= pp
-    if run.vpp is not None:
-        fits = any((model.layers + spare) % (pp * run.vpp) == 0 for spare in (0, 1, 2))
-        return run.vpp if fits and enough else 1
-    if not convention.interleaves or not enough:
-        return 1
-    per_stage = model.layers // pp
-    usual = 5 if model.layers % (5 * pp) == 0 else max(per_stage // 2, 1)
-    usual = usual if model.layers % (usual * pp) == 0 else 1
-    chunks: int = assume("vpp", None, usual, "usual for its recipes")
-    return chunks

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from estimator.recipe import from_notes
 
 MAX_BYTES = 200_000_000
 MemoryKind = Literal["allocated", "reserved", "device"]
@@ -118,6 +127,15 @@ class Run(BaseModel):
     recompute: str | None = None
     offload: str | None = None
 
+    # The recipe; blank ones are looked for in ``notes``.
+    overlap_tp: Flag = None
+    overlap_grad: Flag = None
+    overlap_p2p: Flag = None
+    compiled: Flag = None
+    """Whether a compiler fused element-wise kernels (torch.compile)."""
+    interleaved: Flag = None
+    """Whether stages hold several chunks of layers, where ``vpp`` does not say how many."""
+
     # What was measured.
     iter_time_s: Positive = None
     tokens_per_s_per_gpu: Positive = None
@@ -126,6 +144,11 @@ class Run(BaseModel):
     mem_kind: str | None = None
     oom: Flag = None
     notes: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recipe(cls, row: Any) -> Any:
+        return from_notes(row) if isinstance(row, dict) else row
 
     @property
     def seconds(self) -> float | None:

@@ -67,7 +67,8 @@ def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
         "shard": shard,
         "order": plans.order,
         "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
-        "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p),
+        # One chunk's activations travel while another chunk runs; 1F1B has no other chunk.
+        "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p) * (plans.interleave > 1),
     }
     first, index = unique_rows(list(columns.values()))
     return Keys(**{name: column[first] for name, column in columns.items()}), index

@@ -1,0 +1,27 @@
+"""What the notes of a measured run say of its recipe, where its columns do not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+WORDS: tuple[tuple[str, Any, str], ...] = (
+    ("overlap_tp", True, r"tp_comm_overlap=(true|1)\b|\basynctp\b"),
+    ("overlap_tp", False, r"tp_comm_overlap=(false|0)\b|\bno tp overlap\b|\bno comm overlap\b"),
+    ("overlap_grad", False, r"\bno overlap-grad-reduce\b|\bno comm overlap\b"),
+    ("overlap_p2p", False, r"\bno p2p overlap\b|\bno comm overlap\b"),
+    ("compiled", False, r"\beager\b|\bno compile\b"),
+    ("compiled", True, r"\bcompile\b"),
+    ("interleaved", True, r"\binterleaved\b"),
+)
+"""Column, value, and the words (lower case) that say so; the first match of a column counts."""
+
+
+def from_notes(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with blank columns of the recipe filled in from the words in its notes."""
+    text = str(row.get("notes") or "").lower()
+    filled = dict(row)
+    for column, value, pattern in WORDS:
+        if filled.get(column) is None and re.search(pattern, text):
+            filled[column] = value
+    return filled
