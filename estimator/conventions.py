@@ -37,9 +37,10 @@ CLUSTERS: tuple[tuple[str, str], ...] = (
     (r"perlmutter", "perlmutter"),
     (r"vista", "vista"),
     (r"jean zay", "jean-zay-v100"),
+    (r"simumax", "simumax-b200"),
 )
-"""Pattern in a run's ``gpu`` and ``inter_net`` and the catalogue's cluster, whose network was
-measured; its nominal rate is then not asked."""
+"""Pattern in a run's ``gpu``, ``inter_net`` and source and the catalogue's cluster, a machine that
+was measured itself; its nominal rate is then not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

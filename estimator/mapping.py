@@ -229,12 +229,13 @@ def _cluster(run: Run, assume: Assumptions) -> Cluster:
 
 def _node(run: Run) -> tuple[Cluster, bool]:
     """A node like the run's, and whether its network is one that was measured."""
-    place = f"{run.gpu} {run.inter_net or ''}".lower()
+    place = f"{run.gpu} {run.inter_net or ''} {run.source_id or ''}".lower()
     device = _device(run)
     for pattern, name in CLUSTERS:
         if re.search(pattern, place):
             known = load_cluster(name)
-            return known if device is None else replace(known, device=load_device(device)), True
+            own = device is None or known.device.name.startswith(device)
+            return known if own else replace(known, device=load_device(device)), True
     if device is None:
         raise UnmappedError(f"gpu {run.gpu!r} is not in the catalogue")
     return load_node(device), False
