@@ -87,7 +87,10 @@ class AnalyticKernels:
         dtype = str(peak_dtypes(ops)[0])
         rate = constants.attention_rate(kernel, ops.n, ops.k, dtype, device)
         ratio = kernel.backward_over_forward / ATTENTION_BACKWARD
-        factor = np.where(ops.phase == "backward", ratio, 1.0)
+        backward = ops.phase == "backward"
+        factor = np.where(backward, ratio, 1.0) * kernel.idle(
+            ops.batch * ops.heads * ops.m, backward
+        )
         return factor * work / rate
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimator.cluster import Cluster, Device
 from estimator.cost.collectives import ROUNDS, collective_seconds
@@ -23,13 +24,27 @@ SMALL_HEAD = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernel:
-    """A fused attention kernel: ``peak x efficiency x s / (s + half_length)`` FLOP/s."""
+    """A fused attention kernel: ``peak x efficiency x s / (s + half_length)`` FLOP/s when full.
+
+    Blocks of queries of one head (of keys in backward) run on one multiprocessor each, and the
+    longest takes twice the mean of a causal mask. With fewer than two blocks per multiprocessor
+    the longest decides: time grows by ``sqrt(1 + (wave / (heads x tokens))^2)``.
+    """
 
     efficiency: float
     half_length: float
     small_head: float
     backward_over_forward: float
-    """Time of backward over time of forward."""
+    """Time of backward over time of forward, both full."""
+    wave: float
+    """Heads x queries of two blocks on every multiprocessor, forward."""
+    wave_backward: float
+
+    def idle(self, rows: FloatArray, backward: NDArray[np.bool_]) -> FloatArray:
+        """Factor on the time of kernels of so many heads x tokens, at least 1."""
+        wave = np.where(backward, self.wave_backward, self.wave)
+        factor: FloatArray = np.sqrt(1 + (wave / np.maximum(rows, 1.0)) ** 2)
+        return factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +91,8 @@ class Roofline:
             backward = np.array([ops.slots[i].phase != "forward" for i in rows])
             factor = np.where(backward, kernel.backward_over_forward / ATTENTION_BACKWARD, 1.0)
             rate = self.attention_rate(kernel, keys, ops.k[rows], dtype, device)
-            seconds[rows] = factor[:, None] * ops.flops[rows] / rate
+            blocks = kernel.idle(ops.starts[rows] * ops.m[rows], backward[:, None])
+            seconds[rows] = factor[:, None] * blocks * ops.flops[rows] / rate
         rows = ops.rows("memory")
         seconds[rows] = self.memory_seconds(ops.bytes[rows], device)
         if device.host is not None:
@@ -157,7 +173,7 @@ def roofline(device: Device) -> Roofline:
     gemm = {**base["gemm"], **own.get("gemm", {})}
     memory = {**base["memory"], **own.get("memory", {})}
     attention = {**base["attention"], **own.get("attention", {})}
-    constants = ("efficiency", "half_length", "small_head", "backward_over_forward")
+    constants = tuple(AttentionKernel.__dataclass_fields__)
     return Roofline(
         name="analytic",
         origin="analytic" if device.name in table["measured"] else "extrapolated",

@@ -102,6 +102,7 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
             m=low.workload.sequence / keys.cp,
             n=float(low.workload.sequence),
             k=float(model.query_dim),
+            starts=heads,
         )
 
 

@@ -71,7 +71,8 @@ class Columns:
     above_leaf: FloatArray
     """Traffic above leaf switches, as a share of what leaves scale-up domains."""
     starts: FloatArray
-    """GEMM: products in one launch that each fill the device anew (grouped experts)."""
+    """GEMM: products in one launch that each fill the device anew (grouped experts). Attention:
+    heads of all sequences in one launch."""
 
     def rows(self, kind: Kind) -> IntArray:
         """Indices of the slots of one kind."""
