@@ -86,7 +86,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="mlperf",
         pattern=r"\bmlperf\b",
-        stack="nemo",
+        stack="mlperf",
         zero=1,
         sequence_parallel=True,
         half="fp8",
@@ -107,7 +107,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="huggingface-deepspeed",
         pattern=r"hf trainer|hugging ?face",
-        stack="fsdp",
+        stack="fsdp-eager",
         zero=3,
         sequence_parallel=False,
         attention="eager",
@@ -170,19 +170,19 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="internevo",
         pattern=r"internevo",
-        stack="megatron",
+        stack="internevo",
         zero=1,
         sequence_parallel=False,
     ),
-    # MaxText as its performance recipes run it: matrix products are kept, attention runs again
-    # (remat_policy: minimal).
+    # MaxText and Paxml as their performance recipes run them: models of which a GPU cannot keep the
+    # activations run (nearly) every layer again.
     Convention(
         name="maxtext",
-        pattern=r"maxtext",
-        stack="fsdp",
+        pattern=r"maxtext|paxml",
+        stack="maxtext",
         zero=3,
         sequence_parallel=True,
-        recompute="selective",
+        recompute="full",
     ),
     # llm-foundry: FSDP without compilation.
     Convention(
@@ -195,7 +195,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     # torch FSDP and XLA's equivalent.
     Convention(
         name="fsdp",
-        pattern=r"fsdp|torchtitan|paxml|pytorch",
+        pattern=r"fsdp|torchtitan|pytorch",
         stack="fsdp",
         zero=3,
         sequence_parallel=True,
@@ -220,6 +220,7 @@ def convention_of(framework: str, source: str | None, device: str) -> Convention
         return replace(
             found,
             name="megatron-lm-classic",
+            stack="megatron-2021",
             zero=0,
             sequence_parallel=False,
             attention="eager",
