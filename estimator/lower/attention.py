@@ -88,6 +88,9 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
     heads = keys.micro_batch * model.heads / keys.tp
     pairs = attended_pairs(model, low.workload.sequence, windowed=windowed) / keys.cp
     core = 2 * heads * pairs * (model.query_dim + model.value_dim)
+    # Around a ring, each of cp kernels sees the keys of one rank.
+    ring = low.stack.cp_exchange == "ring"
+    seen = low.workload.sequence / np.where(ring, keys.cp, 1)
     for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
         low.rows.add(
             Slot(
@@ -100,10 +103,31 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
             ),
             flops=gemms * core,
             m=low.workload.sequence / keys.cp,
-            n=float(low.workload.sequence),
+            n=seen,
             k=float(model.query_dim),
             starts=heads,
         )
+    if ring:
+        _merge(low)
+
+
+def _merge(low: Lowering) -> None:
+    """Partial results of the steps around a ring, of which causal masks leave three quarters.
+
+    Forward rescales an fp32 sum per step (arXiv 2310.01889, section 3) and casts it at the end;
+    backward adds up gradients of queries, keys and values in half precision.
+    """
+    model, keys = low.model, low.keys
+    steps = 0.75 * keys.cp
+    output = low.tokens * model.attention_width / keys.tp
+    inputs = low.tokens * (model.query_width / keys.tp + kv_elements(model, keys))
+    low.memory(
+        "ring merge",
+        "layer",
+        forward=np.where(keys.cp > 1, ((8 + low.element) * steps + 4 + low.element) * output, 0.0),
+        backward=np.where(keys.cp > 1, 3 * low.element * steps * inputs, 0.0),
+        recomputed=SELECTIVE_AND_FULL,
+    )
 
 
 def _eager(low: Lowering) -> None:
