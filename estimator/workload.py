@@ -27,6 +27,9 @@ class Workload:
     global_batch: int
     sequence: int
     """Tokens per sequence."""
+    document: int | None = None
+    """Mean tokens of the documents packed into a sequence, each of which attends to itself alone
+    (flash attention of variable length); ``None`` where a sequence is one document."""
     precision: Precision = "bf16"
     """Of the GEMMs. fp8 and fp4 keep bf16 activations in memory and cast before each GEMM."""
     mode: Mode = "train"
@@ -52,6 +55,15 @@ class Workload:
             raise ValueError(
                 f"flash attention runs in half precision, not {self.precision}; "
                 "use attention eager, or fp16, bf16, fp8 or fp4"
+            )
+        if self.document is not None and not 1 <= self.document <= self.sequence:
+            raise ValueError(
+                f"document={self.document} must lie from 1 to the sequence of {self.sequence} tokens"
+            )
+        if self.document not in (None, self.sequence) and self.attention == "eager":
+            raise ValueError(
+                f"document={self.document} needs attention flash: eager attention computes the "
+                "whole square of scores"
             )
         if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank={self.lora_rank} must be at least 1")

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from estimator.cluster import Device
 from estimator.cost.kernels import PRODUCTS, light_seconds
 from estimator.cost.roofline import Roofline, roofline
-from estimator.lower.operators import ATTENTION_BACKWARD, GEMM_BACKWARD, flops, moved_bytes
+from estimator.lower.operators import (
+    ATTENTION_BACKWARD,
+    GEMM_BACKWARD,
+    flops,
+    moved_bytes,
+    query_rows,
+)
 from estimator.operators import FloatArray, NameArray, Operators
 
 
@@ -88,9 +94,7 @@ class AnalyticKernels:
         rate = constants.attention_rate(kernel, ops.n, ops.k, dtype, device)
         ratio = kernel.backward_over_forward / ATTENTION_BACKWARD
         backward = ops.phase == "backward"
-        factor = np.where(backward, ratio, 1.0) * kernel.idle(
-            ops.batch * ops.heads * ops.m, backward
-        )
+        factor = np.where(backward, ratio, 1.0) * kernel.idle(query_rows(ops), backward)
         return factor * work / rate
 
 

@@ -21,15 +21,19 @@ from estimator.lower.slots import (
 from estimator.model import Transformer
 
 
-def attended_pairs(model: Transformer, sequence: int, *, windowed: bool) -> float:
+def attended_pairs(
+    model: Transformer, sequence: int, *, windowed: bool, document: int | None = None
+) -> float:
     """Pairs of query and key that one sequence's attention computes.
 
-    The lower triangle when causal; with a window, a band below the diagonal.
+    The lower triangle when causal; with a window, a band below the diagonal. Packed documents
+    attend to themselves: as many triangles along the diagonal.
     """
+    length = document or sequence
     if not model.causal:
-        return float(sequence) ** 2
-    reach = min(model.window or sequence, sequence) if windowed else sequence
-    return sequence * reach - reach**2 / 2
+        return float(sequence) * length
+    reach = min(model.window or length, length) if windowed else length
+    return sequence / length * (length * reach - reach**2 / 2)
 
 
 def kv_elements(model: Transformer, keys: Keys) -> FloatArray:
@@ -86,11 +90,13 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
     """Fused attention: scores never reach memory; backward runs five GEMMs for forward's two."""
     model, keys = low.model, low.keys
     heads = keys.micro_batch * model.heads / keys.tp
-    pairs = attended_pairs(model, low.workload.sequence, windowed=windowed) / keys.cp
+    workload = low.workload
+    length = workload.document or workload.sequence
+    pairs = attended_pairs(model, workload.sequence, windowed=windowed, document=length) / keys.cp
     core = 2 * heads * pairs * (model.query_dim + model.value_dim)
     # Around a ring, each of cp kernels sees the keys of one rank.
     ring = low.stack.cp_exchange == "ring"
-    seen = low.workload.sequence / np.where(ring, keys.cp, 1)
+    seen = np.minimum(length, workload.sequence / np.where(ring, keys.cp, 1))
     for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
         low.rows.add(
             Slot(
@@ -102,7 +108,7 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
                 recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
             ),
             flops=gemms * core,
-            m=low.workload.sequence / keys.cp,
+            m=workload.sequence / keys.cp,
             n=seen,
             k=float(model.query_dim),
             starts=heads,

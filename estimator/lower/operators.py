@@ -86,3 +86,9 @@ def as_run(ops: Operators) -> tuple[Operators, NDArray[np.int64]]:
     inputs = replace(ops, phase=phase, n=n, k=k)
     weights = replace(ops, phase=phase, m=ops.k, k=ops.m).take(both)
     return concatenate([inputs, weights]), np.concatenate([rows, rows[both]])
+
+
+def query_rows(ops: Operators) -> FloatArray:
+    """Rows of queries over all sequences and heads of attention, which its blocks divide; (N,)."""
+    rows: FloatArray = ops.batch * ops.heads * ops.m
+    return rows

@@ -285,7 +285,9 @@ def model_flops(model: Transformer, workload: Workload) -> float:
             continue
         matrices += layers * _layer_matrices(model, kind)
         for windowed, share in windows.items():
-            pairs = attended_pairs(model, workload.sequence, windowed=windowed)
+            pairs = attended_pairs(
+                model, workload.sequence, windowed=windowed, document=workload.document
+            )
             core = 2 * pairs * model.heads * (model.query_dim + model.value_dim)
             scores += layers * share * core / workload.sequence
     if workload.mode == "forward":

@@ -26,6 +26,8 @@ def estimate(
     mode: options.ModeName = "train",
     dropout: options.Dropout = False,
     lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargetsName = "attention",
+    document: options.Document = None,
     margin: options.Margin = options.MARGIN,
     tokens: options.Tokens = None,
     stack: options.StackName = "megatron",
@@ -67,6 +69,8 @@ def estimate(
         mode=mode,
         dropout=dropout,
         lora_rank=lora_rank,
+        lora_targets=lora_targets,
+        document=document,
         margin=margin,
         tokens=tokens,
     )

@@ -30,6 +30,13 @@ Dropout = Annotated[bool, typer.Option("--dropout", help="Dropout runs.")]
 LoraRank = Annotated[
     int | None, typer.Option("--lora-rank", help="Train adapters of this rank, freeze the rest.")
 ]
+LoraTargetsName = Annotated[
+    str, typer.Option("--lora-targets", help="Adapters on attention, or on all dense projections.")
+]
+Document = Annotated[
+    int | None,
+    typer.Option("--document", help="Mean tokens of packed documents, each attending to itself."),
+]
 Tokens = Annotated[
     float | None, typer.Option("--tokens", help="Token budget of the run, for days and dollars.")
 ]
@@ -65,6 +72,8 @@ def load_problem(
     mode: str,
     dropout: bool,
     lora_rank: int | None,
+    lora_targets: str,
+    document: int | None,
     margin: float,
     tokens: float | None,
 ) -> Problem:
@@ -81,6 +90,7 @@ def load_problem(
         ("attention", attention, words.Attention),
         ("optimizer", optimizer, words.Optimizer),
         ("mode", mode, words.Mode),
+        ("lora_targets", lora_targets, words.LoraTargets),
     ):
         if given not in get_args(kind):
             raise ValueError(f"{option}={given} must be one of {', '.join(get_args(kind))}")
@@ -94,6 +104,8 @@ def load_problem(
         dropout=dropout,
         token_budget=tokens,
         lora_rank=lora_rank,
+        lora_targets=lora_targets,  # type: ignore[arg-type]
+        document=document,
     )
     if not 0 <= margin < 1:
         raise ValueError(f"margin={margin} must be a share of memory from 0 to below 1")

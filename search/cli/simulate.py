@@ -23,6 +23,8 @@ def simulate(
     mode: options.ModeName = "train",
     dropout: options.Dropout = False,
     lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargetsName = "attention",
+    document: options.Document = None,
     margin: options.Margin = options.MARGIN,
     tokens: options.Tokens = None,
     stack: options.StackName = "megatron",
@@ -69,6 +71,8 @@ def simulate(
         mode=mode,
         dropout=dropout,
         lora_rank=lora_rank,
+        lora_targets=lora_targets,
+        document=document,
         margin=margin,
         tokens=tokens,
     )
