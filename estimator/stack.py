@@ -21,6 +21,11 @@ class Stack:
     # What it keeps in memory.
     weight_bytes: float
     """Bytes per weight it keeps in half-precision training; 4 makes weights their own master."""
+    half_precision_shards: bool
+    """With zero=3, keeps a half-precision shard of the weights beside the fp32 one."""
+    regathers_inputs: bool
+    """With sequence parallelism, gathers what a column-parallel GEMM reads again for its weight
+    gradient, instead of keeping it whole."""
     gradient_bytes: float
     """Bytes per gradient element held for the step (half-precision training)."""
     logit_bytes: float

@@ -284,6 +284,8 @@ class StackEntry(Entry):
 
     name: Name
     weight_bytes: Bytes
+    half_precision_shards: bool
+    regathers_inputs: bool
     gradient_bytes: Bytes
     logit_bytes: Bytes
     weight_gradient_buffers: bool

@@ -34,14 +34,17 @@ def adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -
     low.gemm(f"{name} adapter up", "layer", m=low.tokens, n=outputs, k=rank)
     element = low.tokens * low.element
     low.memory(
-        f"{name} adapter sums", "layer", forward=3 * element * outputs, backward=3 * element * inputs
+        f"{name} adapter sums",
+        "layer",
+        forward=3 * element * outputs,
+        backward=3 * element * inputs,
     )
 
 
 def tp_enter(low: Lowering, name: str, place: Place) -> None:
     """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
 
-    With sequence parallelism the input is gathered again for the weight gradient. Backward's
+    With sequence parallelism Megatron-LM gathers the input again for the weight gradient. Backward's
     collectives depend on one of the layer's two backward GEMMs only and may run beside the other.
     """
     sp = (low.keys.sequence_parallel == 1).astype(float)
@@ -51,7 +54,7 @@ def tp_enter(low: Lowering, name: str, place: Place) -> None:
         (
             ("all_gather", "forward", sp),
             ("reduce_scatter", "backward_input", sp),
-            ("all_gather", "backward_weight", sp),
+            ("all_gather", "backward_weight", sp * low.stack.regathers_inputs),
             ("all_reduce", "backward_input", 1 - sp),
         ),
         asynchronous=place == "layer",

@@ -59,7 +59,9 @@ def activation_bytes(
     # Inputs of the norms (one tensor when attention and MLP run in parallel) and their outputs.
     inputs = 1 if model.parallel_residual else min(model.norms_per_layer, 2)
     inputs += 2 if model.norms_per_layer == 4 else 0
-    rows = row * (inputs + model.norms_per_layer) + 2 * mask * split * model.hidden
+    # Outputs of norms are inputs of column-parallel GEMMs: kept whole unless gathered again.
+    read = row if stack.regathers_inputs else element * tokens * model.hidden
+    rows = row * inputs + read * model.norms_per_layer + 2 * mask * split * model.hidden
     q_width = model.query_width / keys.tp
     kv = kv_elements(model, keys)
     heads = model.heads / keys.tp
@@ -81,7 +83,9 @@ def activation_bytes(
         mlp = _mlp_bytes(model, workload, keys, tokens, split, kind.mlp)
         # When attention runs backward, the MLP has released what it kept.
         released = mlp + row * (inputs - 1 + model.norms_per_layer - 1)
-        gradients.append(row + np.maximum(mlp, core_gradients - released))
+        # The whole sequence's output gradient, and the input gradient before it is scattered.
+        edges = row if stack.regathers_inputs else np.where(read > row, 2 * read, row)
+        gradients.append(edges + np.maximum(mlp, core_gradients - released))
         layer = rows + attention + mlp + scores
         if workload.lora_rank is not None and workload.lora_targets == "attention":
             # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
@@ -100,7 +104,7 @@ def activation_bytes(
         checkpoint=train * row,
         embedding=train * split * model.hidden * mask,
         gradients=train * np.max(gradients, axis=0),
-        head=train * 2 * row * (1 + model.mtp_layers),
+        head=train * (row + read) * (1 + model.mtp_layers),
         logits=(loss if train else element) * tokens * vocab_rows(model, keys.tp),
     )
 
@@ -206,9 +210,15 @@ def _weight_bytes(workload: Workload, stack: Stack, shards: Shards, weight: floa
     """Bytes of weights per stage class, (4, U); adapters keep their width beside fp8."""
     sharded = shards.plans.zero >= 3
     every = _spread(shards.parameters_CU, shards.experts_CU, shards, sharded)
-    if not frozen_in_fp8(workload, stack):
-        return weight * every
     trained = _spread(shards.trainable_CU, np.zeros_like(shards.experts_CU), shards, sharded)
+    if not frozen_in_fp8(workload, stack):
+        if stack.half_precision_shards or workload.mode != "train":
+            return weight * every
+        # The fp32 shard among the optimizer's states is cast when it is gathered.
+        experts = shards.experts_CU * (workload.lora_rank is None)
+        masters = _spread(shards.trainable_CU, experts, shards, sharded)
+        kept: FloatArray = weight * (every - np.where(sharded, masters, 0.0))
+        return kept
     bytes_CU: FloatArray = (every - trained) + weight * trained
     return bytes_CU
 
