@@ -227,13 +227,13 @@ class Composition:
         count = self.shards.classes.count[:, self.step_P]
         layers = self.shards.classes.layers[:, self.step_P]
         again = recomputed_layers(plans, layers)
-        forward, backward = self.stage_seconds(count, layers, again)
+        forward, backward, crossing = self.stage_seconds(count, layers, again)
         weight = self.weight_seconds() if (plans.schedule >= ZB_H1).any() else None
         pipeline = pipeline_seconds(forward, backward, count, plans, m, weight)
         critical = largest_row(forward + backward)
         row = np.arange(len(plans))
         on_stage, hidden, phases = self._critical_parts(
-            critical, layers[critical, row], again[critical, row], m
+            critical, layers[critical, row], again[critical, row], m, crossing
         )
         bubble = pipeline - m * (forward + backward)[critical, row]
         data, hidden_data = self._data_parallel(forward, backward, count, m)
@@ -300,18 +300,32 @@ class Composition:
         """Stage boundaries that a micro-batch crosses per stage and direction, shape (P,)."""
         return np.where(self.plans.pp > 1, self.plans.interleave, 0)
 
+    def crossing_seconds(self, forward: FloatArray, count: IntArray) -> FloatArray:
+        """Exposed seconds of one crossing, (P,): all of it, or what outlasts another chunk.
+
+        Args:
+            forward: seconds of a micro-batch on each stage class, (4, P).
+            count: stages of each class, (4, P).
+        """
+        boundary, key = self.layers.boundary, self.key_P
+        chunk = np.where(count > 0, forward, np.inf).min(axis=0) / self.plans.interleave
+        outlasts = np.maximum(boundary.hidden[key, PP] - chunk, 0.0)
+        exposed: FloatArray = boundary.exposed[key, PP] + outlasts
+        return exposed
+
     def base_kind(self) -> IntArray:
         """Recompute kind of every layer; full recompute is counted by layer, on top of none."""
         return np.where(self.plans.recompute == SELECTIVE, SELECTIVE, 0)
 
     def stage_seconds(
         self, count: IntArray, layers: IntArray, again: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward seconds of a micro-batch per stage class, both (4, P)."""
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Forward and backward seconds of a micro-batch per stage class, both (4, P).
+
+        Also the exposed seconds of one crossing, (P,), which both hold as often as stages cross.
+        """
         costs, key, one_stage = self.layers, self.key_P, self.plans.pp == 1
-        crossing = self.crossings() * costs.boundary.seconds[key]
-        forward = np.zeros(layers.shape) + crossing
-        backward = forward.copy()
+        forward, backward = np.zeros(layers.shape), np.zeros(layers.shape)
         base = self.base_kind()
         share = again / np.maximum(layers, 1)
         for n, layer in enumerate(costs.layers):
@@ -331,7 +345,9 @@ class Composition:
             side[3] += np.where(one_stage, 0.0, head)
         exists = count > 0
         train = self.workload.mode == "train"
-        return forward * exists, backward * exists * train
+        crossing = self.crossing_seconds(forward, count)
+        sent = self.crossings() * crossing
+        return (forward + sent) * exists, (backward + sent) * exists * train, crossing
 
     def weight_seconds(self) -> FloatArray:
         """Of a stage's backward, the GEMMs that only its own weights wait for, (4, P)."""
@@ -360,7 +376,12 @@ class Composition:
         return layers
 
     def _critical_parts(
-        self, critical: IntArray, layers: IntArray, again: IntArray, m: IntArray
+        self,
+        critical: IntArray,
+        layers: IntArray,
+        again: IntArray,
+        m: IntArray,
+        crossing: FloatArray,
     ) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
         """Exposed and hidden seconds of the slowest stage over a step, each of shape (P, K).
 
@@ -380,7 +401,10 @@ class Composition:
         share = again / np.maximum(layers, 1)
         total = times(critical == 0, np.take(costs.embedding_table, key, axis=0))
         total += times(heads, np.take(costs.head_table, key, axis=0))
-        total += times(passes * self.crossings(), np.take(costs.boundary_table, key, axis=0))
+        boundary = costs.boundary
+        crossed = boundary.exposed[key, PP] + boundary.hidden[key, PP]
+        total[:, PP] += passes * self.crossings() * crossing
+        total[:, PARTS + PP] += passes * self.crossings() * (crossed - crossing)
         for n, layer in enumerate(costs.layers):
             table = layer.table
             by_kind = table.reshape(-1, table.shape[-1])

@@ -93,14 +93,6 @@ class LayerSeconds:
         """The same of the head, (U, 2 K + 2)."""
         return self._edge(self.head_forward, self.head_backward)
 
-    @property
-    def boundary_table(self) -> FloatArray:
-        """The same of one crossing, (U, 2 K + 2)."""
-        nothing = Pass(
-            exposed=np.zeros_like(self.boundary.exposed), hidden=np.zeros_like(self.boundary.hidden)
-        )
-        return self._edge(self.boundary, nothing)
-
     def _edge(self, forward: Pass, backward: Pass) -> FloatArray:
         compute = forward.exposed[:, COMPUTE]
         return _table(forward, backward, compute, np.zeros_like(compute))

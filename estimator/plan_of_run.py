@@ -21,6 +21,11 @@ def plan_of_run(
     cluster: Cluster,
     assume: Assumptions,
 ) -> Plan:
+    """The plan that a run says or implies; what it implies goes to ``assume``.
+
+    Raises:
+        UnmappedError: degrees contradict each other, the batch or the model.
+    """
     tp = assume("tp", run.tp, 1, "not given")
     cp = assume("cp", run.cp, 1, "not given")
     pp = assume("pp", run.pp, 1, "not given")

@@ -58,7 +58,8 @@ class Workload:
             )
         if self.document is not None and not 1 <= self.document <= self.sequence:
             raise ValueError(
-                f"document={self.document} must lie from 1 to the sequence of {self.sequence} tokens"
+                f"document={self.document} must lie from 1 to the {self.sequence} tokens of a "
+                "sequence"
             )
         if self.document not in (None, self.sequence) and self.attention == "eager":
             raise ValueError(

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from estimator.assumptions import UnmappedError
 from estimator.compose import check_cost_model, estimate
 from estimator.estimate import Estimate
 from estimator.lower.transformer import model_flops
-from estimator.mapping import Mapped, UnmappedError, map_run
+from estimator.mapping import Mapped, map_run
 from estimator.plan import Plans
 from estimator.runs import Run
 from estimator.stack import Stack

@@ -44,8 +44,9 @@ def adapter(low: Lowering, name: str, inputs: FloatArray, outputs: FloatArray) -
 def tp_enter(low: Lowering, name: str, place: Place) -> None:
     """Into a column-parallel GEMM: gathers the sequence, or sums input gradients in backward.
 
-    With sequence parallelism Megatron-LM gathers the input again for the weight gradient. Backward's
-    collectives depend on one of the layer's two backward GEMMs only and may run beside the other.
+    With sequence parallelism Megatron-LM gathers the input again for the weight gradient.
+    Backward's collectives depend on one of the layer's two backward GEMMs only and may run beside
+    the other.
     """
     sp = (low.keys.sequence_parallel == 1).astype(float)
     low.tp_collectives(

@@ -19,7 +19,8 @@ import numpy as np
 from peer_baseline import LEVELS, Baseline, Rate, full_flops, rate
 from peer_calculon import Answer, Peer
 
-from estimator.mapping import UnmappedError, map_run
+from estimator.assumptions import UnmappedError
+from estimator.mapping import map_run
 from estimator.runs import read_runs
 from search.accuracy import Configuration, configurations
 from search.validate import Scored, score

@@ -183,7 +183,7 @@ def test_stack_numbers_carry_unit_and_source():
 def test_a_stack_that_extends_another_states_only_what_differs(tmp_path):
     mine = load_stack(write(tmp_path, "name: mine\nextends: fsdp\nmax_tp: 8\n"))
     fsdp, megatron = load_stack("fsdp"), load_stack("megatron")
-    assert (mine.max_tp, mine.gradient_bytes, mine.zero) == (8, 4.0, (0, 2, 3))
+    assert (mine.max_tp, mine.gradient_bytes, mine.zero) == (8, 4.0, (0, 1, 2, 3))
     assert fsdp.hiding_dp == megatron.hiding_dp
     assert fsdp.sources["hiding_dp"] == megatron.sources["hiding_dp"]
     assert mine.sources["max_tp"] == "stated without a source"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from estimator.mapping import UnmappedError, map_run
+from estimator.assumptions import UnmappedError
+from estimator.mapping import map_run
 from estimator.runs import Run, read_runs
 
 LLAMA = Run(
@@ -135,11 +136,11 @@ def test_what_is_said_is_kept() -> None:
 @pytest.mark.parametrize(
     ("framework", "gpu", "stack", "zero", "attention"),
     [
-        ("Megatron-LM", "A100-SXM4-80GB", "megatron", 0, "eager"),
+        ("Megatron-LM", "A100-SXM4-80GB", "megatron-2021", 0, "eager"),
         ("Megatron-LM", "H100-SXM5-80GB", "megatron", 1, "flash"),
         ("Megatron-DeepSpeed", "A100-SXM4-80GB", "megatron-deepspeed", 0, "eager"),
         ("torchtitan", "H100-SXM5-80GB", "fsdp", 3, "flash"),
-        ("MaxText (JAX)", "H100-SXM5-80GB", "fsdp", 3, "flash"),
+        ("MaxText (JAX)", "H100-SXM5-80GB", "maxtext", 3, "flash"),
         ("GPT-NeoX (DeepSpeed pipeline)", "A100-SXM4-80GB", "megatron-deepspeed", 1, "eager"),
     ],
 )
