@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from estimator.catalog.quantities import Dimension, render
@@ -31,11 +31,13 @@ def stack_yaml(stack: Stack) -> str:
 
     content: dict[str, Any] = {"name": stack.name}
     for field in fields(stack):
-        if field.name in ("name", "sources"):
+        if field.name in ("name", "sources", "calibration"):
             continue
         value = _plain(field.name, getattr(stack, field.name))
         source = stack.sources.get(field.name)
         content[field.name] = value if source is None else {"value": value, "source": source}
+    if stack.calibration is not None:
+        content["calibration"] = _numbers(asdict(stack.calibration))
     text: str = yaml.safe_dump(content, sort_keys=False, width=98, allow_unicode=True)
     return text
 
@@ -51,3 +53,12 @@ def _plain(field: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): float(number) for key, number in value.items()}
     return float(value) if isinstance(value, float) else value  # also NumPy's float64
+
+
+def _numbers(value: Any) -> Any:
+    """Nested objects and lists, with every number a plain one."""
+    if isinstance(value, Mapping):
+        return {str(key): _numbers(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_numbers(item) for item in value]
+    return float(value) if isinstance(value, float) else value
