@@ -6,15 +6,16 @@ Names are imported when first used, so that ``trainplan --help`` stays instant.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from search.calibration import Calibrated, calibrate
     from search.study import Ranked, Recommendation, recommend
 
-__all__ = ["Ranked", "Recommendation", "recommend"]
+__all__ = ["Calibrated", "Ranked", "Recommendation", "calibrate", "recommend"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of the face."""
     if name not in __all__:
         raise AttributeError(f"module 'search' has no attribute {name!r}")
-    from search import study
+    from search import calibration, study
 
-    return getattr(study, name)
+    return getattr(calibration if hasattr(calibration, name) else study, name)

@@ -1,6 +1,7 @@
 """The JSON documents that other tools read. Fields may be added, never renamed; SI units."""
 
 from search.contracts import (
+    calibrations,
     catalogs,
     modules,
     plans,
@@ -8,6 +9,7 @@ from search.contracts import (
     simulations,
     validations,
 )
+from search.contracts.calibrations import CALIBRATION, calibration
 from search.contracts.catalogs import CATALOG, catalog
 from search.contracts.files import plain, write
 from search.contracts.modules import MODULE, module
@@ -25,6 +27,7 @@ from search.contracts.simulations import SIMULATION, simulation
 from search.contracts.validations import VALIDATION, validation
 
 __all__ = [
+    "CALIBRATION",
     "CATALOG",
     "ESTIMATE",
     "EXPLANATION",
@@ -36,6 +39,7 @@ __all__ = [
     "SWEEP",
     "VALIDATION",
     "budget_of",
+    "calibration",
     "catalog",
     "estimate",
     "explanation",
@@ -49,7 +53,7 @@ __all__ = [
     "write",
 ]
 
-_DOCUMENTS = (searches, plans, simulations, modules, validations, catalogs)
+_DOCUMENTS = (searches, plans, simulations, modules, validations, calibrations, catalogs)
 SCHEMAS: dict[str, Shape] = {
     name: shape for document in _DOCUMENTS for name, shape in document.SCHEMAS.items()
 }
