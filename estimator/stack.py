@@ -38,7 +38,7 @@ class Calibration:
     """Distinct ones among the rows."""
     scalars: Mapping[str, FittedScalar]
     error_before: float
-    """Median relative error of the step time before."""
+    """Median relative error of the step time before, averaged over sources."""
     error_after: float | None
     """The same after, cross-validated; ``None`` where one configuration is all there is."""
     residuals: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""Looking for the best plan, and saying what was found.
+"""Looking for the best plan, saying what was found, and learning from measured runs.
 
 Names are imported when first used, so that ``trainplan --help`` stays instant.
 """
@@ -16,6 +16,10 @@ def __getattr__(name: str) -> Any:
     """Import a name of the face."""
     if name not in __all__:
         raise AttributeError(f"module 'search' has no attribute {name!r}")
-    from search import calibration, study
+    if name in ("Calibrated", "calibrate"):
+        from search import calibration
 
-    return getattr(calibration if hasattr(calibration, name) else study, name)
+        return getattr(calibration, name)
+    from search import study
+
+    return getattr(study, name)

@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import mean, median
 from typing import Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from estimator.mapping import Mapped
 from estimator.runs import Run
 from estimator.stack import Calibration, FittedScalar, Stack
 from search.accuracy import Configuration, configurations, selected, unmapped_reasons
-from search.posterior import Chosen, Evidence, Predict, choose, exercised, solve
+from search.posterior import IDENTIFIED, Chosen, Evidence, Predict, choose, exercised, solve
 from search.repricing import Repricing
 from search.scalars import IN_SITU, Scalar, scalars_of, value_of, with_value
 from search.validate import Scored, forced, mapped_rows, priced
@@ -44,7 +44,10 @@ MOST_RESIDUALS = 200
 DIGITS = 4
 """Of fitted values."""
 
-State = Literal["identified", "at its prior", "not exercised", "too few runs", "at its bound"]
+State = Literal[
+    "identified", "shrunk", "at its prior", "not exercised", "too few runs", "at its bound"
+]
+"""``shrunk``: the overall factor, which always moves, where the runs tell little of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ class Calibrated:
 
     @property
     def helps(self) -> bool:
-        """Whether the median error falls on runs that were left out."""
+        """Whether the error falls on runs that were left out."""
         return self.stack.calibration is not None and self.stack.calibration.helps
 
 
@@ -216,7 +219,7 @@ def _fitted(
             f"{math.exp(-np.median(before)):.2f} times as long as {base.name} predicts; check "
             f"{scalars[0].suspects}; nothing is written"
         )
-    values = {one: float(f"{v:.{DIGITS}g}") for one, v in chosen.solution.values.items()}
+    values = {one: _rounded(value) for one, value in chosen.solution.values.items()}
     after = predict(values) - evidence.log_seconds
     free = [one for one in candidates if one.name in values]
     parts = folds(len(found), seed)
@@ -237,15 +240,15 @@ def _fitted(
         configurations=len(found),
         scalars={
             one.name: FittedScalar(
-                value=one.value,
-                prior=one.prior,
+                value=_rounded(one.value),
+                prior=_rounded(one.prior),
                 sd=_rounded(one.sd),
                 identified=one.state == "identified",
             )
             for one in fits
         },
-        error_before=_rounded(Errors.of(before).median),
-        error_after=None if errors_after is None else _rounded(errors_after.median),
+        error_before=_rounded(_typical(before, by_source)),
+        error_after=None if crossed is None else _rounded(_typical(crossed, by_source)),
         residuals=_residuals(crossed),
     )
     times = _parts(repricing, _with(base, values, key))
@@ -301,6 +304,11 @@ def _by_source(found: Sequence[Configuration]) -> dict[str, NDArray[np.int64]]:
     for n, one in enumerate(found):
         at[_source(one)].append(n)
     return {source: np.array(at[source]) for source in sorted(at)}
+
+
+def _typical(residuals: FloatArray, by_source: Mapping[str, NDArray[np.int64]]) -> float:
+    """Median error, averaged over sources, so that none decides by its size."""
+    return mean(Errors.of(residuals[at]).median for at in by_source.values())
 
 
 def _all(words: Iterable[str]) -> tuple[str, ...]:
@@ -381,6 +389,8 @@ def _scalar_fit(
         state = "at its bound"
     elif one.name in chosen.weak:
         state, sd = "at its prior", chosen.weak[one.name]
+    elif sd >= IDENTIFIED * one.sd:
+        state = "shrunk"
     return ScalarFit(
         name=one.name,
         before=before,
@@ -441,8 +451,9 @@ def _stack(
         if one.name in values:
             sources |= dict.fromkeys(one.fields, fitted)
     others = ", ".join(key for key in stack.in_situ if key != cost)
-    if others and "in_situ" in base.sources:
-        sources["in_situ"] = f"{cost}: {fitted}. {others}: {base.sources['in_situ']}"
+    if others:
+        before = "" if base.calibration else f" ({base.sources.get('in_situ', 'no source')})"
+        sources["in_situ"] = f"{cost}: {fitted}; {others}: as in {base.name}{before}"
     count = len(calibration.residuals)
     sources["uncertainty"] = (
         f"{fitted}: 80 % of errors of {calibration.configurations} configurations, each predicted "

@@ -21,6 +21,12 @@ IDENTIFIED = 0.6
 """A scalar is identified where the runs shrink the spread of its prior to below this share."""
 STEP = 1e-3
 """Of a finite difference, in the logarithm of a scalar."""
+MOST_STEPS = 12
+CLOSE = 0.01
+"""A step is the last where it moves no scalar by more (in spreads of its prior)."""
+TINY = 1e-3
+RAISED = 1.5
+"""Spreads of its prior by which a floor is raised in a second start."""
 NOTHING = 1e-4
 """A scalar by which no prediction moves more (relative, per e-fold) is not exercised."""
 
@@ -52,6 +58,7 @@ class Solution:
     """Posterior standard deviations of the logarithms."""
     precision: FloatArray
     """Posterior precision of the logarithms, (F, F)."""
+    loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,61 +87,103 @@ def jacobian(predict: Predict, free: Sequence[Scalar], values: Mapping[str, floa
 
 
 def exercised(predict: Predict, scalars: Sequence[Scalar]) -> list[Scalar]:
-    """The scalars that change some prediction when each starts from its centre."""
-    moved = jacobian(predict, scalars, {one.name: one.centre for one in scalars})
-    return [one for one, column in zip(scalars, moved.T, strict=True) if max(abs(column)) > NOTHING]
+    """The scalars that change some prediction, at their centres or with floors raised."""
+    moved = np.maximum(
+        *(abs(jacobian(predict, scalars, at(scalars))).max(axis=0) for at in (_centres, _raised))
+    )
+    return [one for one, most in zip(scalars, moved, strict=True) if most > NOTHING]
+
+
+def _centres(scalars: Sequence[Scalar]) -> dict[str, float]:
+    return {one.name: one.centre for one in scalars}
+
+
+def _raised(scalars: Sequence[Scalar]) -> dict[str, float]:
+    """Floors at a height at which they would be felt."""
+    return {one.name: one.value(RAISED * one.sd * one.floor) for one in scalars}
 
 
 def solve(
     predict: Predict,
     evidence: Evidence,
     free: Sequence[Scalar],
-    start: Mapping[str, float] | None = None,
+    start: Mapping[str, float],
 ) -> Solution:
-    """Scalars of the highest posterior: pseudo-Huber errors of runs, quadratic priors."""
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    """Scalars of the highest posterior: pseudo-Huber errors of runs, quadratic priors.
 
+    Logarithms of times are nearly linear in those of the scalars. So each step solves the robust
+    problem of the linear model whole, and few steps price the runs again.
+    """
+    x = np.array([np.log(start[one.name] / one.centre) for one in free])
     spread = np.array([one.sd for one in free])
     scale = np.sqrt(evidence.weight) / evidence.sd
+    counted = evidence.weight > 0
 
     def values(x: FloatArray) -> dict[str, float]:
         return {one.name: one.value(float(xi)) for one, xi in zip(free, x, strict=True)}
 
-    def residuals(x: FloatArray) -> FloatArray:
-        bent, _ = pseudo_huber(predict(values(x)) - evidence.log_seconds)
-        return np.concatenate([scale * bent, x / spread])
+    def errors(x: FloatArray) -> FloatArray:
+        return predict(values(x)) - evidence.log_seconds
 
-    def slopes(x: FloatArray) -> FloatArray:
-        at = values(x)
-        _, slope = pseudo_huber(predict(at) - evidence.log_seconds)
-        rows = (scale * slope)[:, None] * jacobian(predict, free, at)
-        return np.concatenate([rows, np.diag(1 / spread)])
+    def loss(error: FloatArray, x: FloatArray) -> float:
+        bent, _ = pseudo_huber(error)
+        return float(((scale * bent) ** 2).sum() + ((x / spread) ** 2).sum())
 
-    low, high = np.array([one.range for one in free]).T
-    margin = 1e-9
-    first = [np.log(start[one.name] / one.centre) if start else 0.0 for one in free]
+    error = errors(x)
+    for _ in range(MOST_STEPS):
+        slope = jacobian(predict, free, values(x))
+        aim, jac, cost = _linear(error, slope, x, scale, spread, [one.range for one in free])
+        step = aim - x
+        while loss(errors(x + step), x + step) > loss(error, x) and abs(step / spread).max() > TINY:
+            step = step / 2
+        x = x + step
+        error = errors(x)
+        if abs(step / spread).max() < CLOSE:
+            break
+    # Runs scatter by more than their noise, since the model is not exact: they tell less then.
+    scatter = cost / max(int(counted.sum()) - len(free), 1)
+    precision = jac.T @ jac / max(scatter, 1.0) + np.diag(1 / spread**2)
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    return Solution(
+        values=values(x),
+        sd={one.name: float(each) for one, each in zip(free, sd, strict=True)},
+        precision=precision,
+        loss=loss(error, x),
+    )
+
+
+def _linear(
+    error: FloatArray,
+    slope: FloatArray,
+    x: FloatArray,
+    scale: FloatArray,
+    spread: FloatArray,
+    ranges: Sequence[tuple[float, float]],
+) -> tuple[FloatArray, FloatArray, float]:
+    """The best scalars if errors were linear in them; there, the runs' Jacobian and their loss."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    def residuals(y: FloatArray) -> FloatArray:
+        bent, _ = pseudo_huber(error + slope @ (y - x))
+        return np.concatenate([scale * bent, y / spread])
+
+    def slopes(y: FloatArray) -> FloatArray:
+        _, bend = pseudo_huber(error + slope @ (y - x))
+        return np.concatenate([(scale * bend)[:, None] * slope, np.diag(1 / spread)])
+
+    low, high = np.array(ranges).T
     found = least_squares(
         residuals,
-        np.clip(first, low + margin, high - margin),
+        np.clip(x, low + 1e-9, high - 1e-9),
         jac=slopes,
         bounds=(low, high),
         x_scale=spread,
-        xtol=1e-6,
-        ftol=1e-8,
-        max_nfev=40,
+        xtol=1e-8,
+        ftol=1e-12,
+        max_nfev=300,
     )
-    runs = len(evidence.log_seconds)
-    counted = int((evidence.weight > 0).sum())
-    # Runs scatter by more than their noise, since the model is not exact: they tell less then.
-    scatter = float((found.fun[:runs] ** 2).sum()) / max(counted - len(free), 1)
-    of_runs = found.jac[:runs].T @ found.jac[:runs] / max(scatter, 1.0)
-    precision = of_runs + np.diag(1 / spread**2)
-    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
-    return Solution(
-        values=values(found.x),
-        sd={one.name: float(each) for one, each in zip(free, sd, strict=True)},
-        precision=precision,
-    )
+    runs = len(error)
+    return found.x, found.jac[:runs], float((found.fun[:runs] ** 2).sum())
 
 
 def pseudo_huber(error: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -154,9 +203,12 @@ def choose(predict: Predict, evidence: Evidence, candidates: Sequence[Scalar]) -
     The overall factor always moves. At its bound it ends the search: ``stuck`` holds it then.
     """
     free = list(candidates)
+    start: Mapping[str, float] = _centres(free)
+    if any(one.floor for one in free):
+        starts = (start, _raised(free))
+        start = min((solve(predict, evidence, free, s) for s in starts), key=_loss).values
     weak: dict[str, float] = {}
     stuck: dict[str, float] = {}
-    start: Mapping[str, float] | None = None
     while True:
         solution = solve(predict, evidence, free, start)
         at_bound = {
@@ -171,6 +223,10 @@ def choose(predict: Predict, evidence: Evidence, candidates: Sequence[Scalar]) -
             return Chosen(solution=solution, weak=weak, stuck=stuck)
         free = [one for one in free if one.name not in at_bound and one.name not in vague]
         start = solution.values
+
+
+def _loss(solution: Solution) -> float:
+    return solution.loss
 
 
 def _unidentified(solution: Solution, free: Sequence[Scalar]) -> dict[str, float]:

@@ -28,8 +28,8 @@ LAYER_FIELDS = (
 )
 """What the seconds of a layer depend on. The last is read in lowering: bytes of a kernel that only
 moves memory are in proportion to it, so its seconds are linear in it."""
-REMEMBERED = 12
-"""Sets of layers kept: as many as one Jacobian needs."""
+REMEMBERED = 6
+"""Sets of layers kept: the last point's, and those beside it."""
 
 
 class Repricing:
@@ -44,10 +44,12 @@ class Repricing:
         self.runs = runs
         self.cost = cost
         self.members = [np.array(members) for members in problems(runs)]
+        self.doublings = np.log2([one.cluster.nodes for one in runs])
         self.base = [self._compose(members) for members in self.members]
         self.keys: list[Keys] = [layer_keys(one.plans, one.stack)[0] for one in self.base]
         self._half_and_whole: list[tuple[Composition, Composition]] = []
         self._layers: dict[tuple[float, ...], list[Composition]] = {}
+        self._bare: dict[tuple[float, ...], FloatArray] = {}
 
     @property
     def cost_name(self) -> str:
@@ -56,14 +58,29 @@ class Repricing:
 
     def seconds(self, stack: Stack) -> FloatArray:
         """Predicted step times in the order of the runs."""
-        answer = np.empty(len(self.runs))
-        for members, one in zip(self.members, self.estimates(stack), strict=True):
-            answer[members] = one.step_seconds
-        return answer
+        key = (*self._layer_key(stack), stack.exposed_dp)
+        if key not in self._bare:
+            self._bare[key] = self._bare_seconds(stack)
+        scale = stack.in_situ[self.cost_name] * (1 + stack.straggler_per_doubling * self.doublings)
+        seconds: FloatArray = scale * (self._bare[key] + stack.step_seconds)
+        return seconds
 
     def estimates(self, stack: Stack) -> list[Estimates]:
         """Estimates problem by problem, in the order of ``members``."""
         return [replace(one, stack=stack).estimates() for one in self._with_layers(stack)]
+
+    def _bare_seconds(self, stack: Stack) -> FloatArray:
+        """Step times without what :meth:`seconds` applies at the end."""
+        bare = replace(
+            stack, in_situ={self.cost_name: 1.0}, straggler_per_doubling=0.0, step_seconds=0.0
+        )
+        answer = np.empty(len(self.runs))
+        for members, one in zip(self.members, self.estimates(bare), strict=True):
+            answer[members] = one.step_seconds
+        return answer
+
+    def _layer_key(self, stack: Stack) -> tuple[float, ...]:
+        return tuple(getattr(stack, name) for name in LAYER_FIELDS)
 
     def _compose(self, members: NDArray[np.int64], share: float | None = None) -> Composition:
         one = self.runs[members[0]]
@@ -74,7 +91,7 @@ class Repricing:
         return composition(one.model, one.workload, one.cluster, plans, stack=stack, cost=self.cost)
 
     def _with_layers(self, stack: Stack) -> list[Composition]:
-        key = tuple(getattr(stack, name) for name in LAYER_FIELDS)
+        key = self._layer_key(stack)
         if key not in self._layers:
             while len(self._layers) >= REMEMBERED:
                 self._layers.pop(next(iter(self._layers)))

@@ -9,6 +9,7 @@ from typing import Any
 from estimator.stack import Stack
 
 IN_SITU = "in_situ"
+FLOORS = ("launch", "exposed_dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,11 @@ class Scalar:
     """The fields of the stack that it sets."""
     suspects: str
     """What to look at where a fit drives it to a bound."""
+
+    @property
+    def floor(self) -> bool:
+        """Whether it enters as a floor: it has no slope until it is large."""
+        return self.name in FLOORS
 
     def value(self, x: float) -> float:
         """The value that lies ``x`` in the logarithm from the centre."""
@@ -109,7 +115,8 @@ def with_value(stack: Stack, name: str, value: float, cost: str) -> Stack:
     if name == "launch":
         before = stack.launch_forward
         ratio = stack.launch_backward / before if before else 1.1
-        return replace(stack, launch_forward=value, launch_backward=ratio * value)
+        backward = float(f"{ratio * value:.6g}")
+        return replace(stack, launch_forward=value, launch_backward=backward)
     if name == "exposed_tp":
         return replace(stack, hidden_tp=1 - value)
     changed: dict[str, Any] = {name: value}

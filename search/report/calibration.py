@@ -99,12 +99,16 @@ def _verdict(out: Console, found: Calibrated) -> None:
         say(out, "With one distinct run nothing can be left out: what the fit is worth is open.")
         return
     say(out, f"left out: {how} predicted by a fit to the others.")
+    calibration = found.stack.calibration
+    assert calibration is not None
+    before, after = calibration.error_before, calibration.error_after
+    averaged = " (medians, averaged over sources)" if len(found.sources) > 1 else " (medians)"
     if not found.helps:
         say(
             out,
-            "The fit does not help: its median error on runs that were left out, "
-            f"{percent(found.crossed.median)} %, is not below the {percent(found.before.median)} % "
-            f"before. The file says so too; {found.base.name} itself is the better choice.",
+            f"The fit does not help: on runs that were left out its error of {percent(after)} % is "
+            f"not below the {percent(before)} % before{averaged}. The file says so too; "
+            f"{found.base.name} itself is the better choice.",
             style="bold",
         )
     width = percent(found.stack.uncertainty)
@@ -113,20 +117,25 @@ def _verdict(out: Console, found: Calibrated) -> None:
 
 def _worst(out: Console, runs: Sequence[FittedRun]) -> None:
     worst = sorted(runs, key=lambda one: -abs(_residual(one)))[:WORST]
-    say(out, "\nFurthest off (predicted over measured - 1, %), and their largest parts:")
-    table = _table(("run", "measured s", "before", "after", "left out", "plan and parts"), (0, 5))
+    say(out, "\nFurthest off (predicted over measured - 1, %), and their largest parts (%):")
+    table = _table(("run", "measured", "before", "after", "left out"))
     for one in worst:
         first = one.configuration.rows[0]
         assert first.mapped is not None
         table.add_row(
             (first.run.row_id or "unnamed")[:24],
-            seconds(one.configuration.seconds),
+            f"{seconds(one.configuration.seconds)} s",
             *(percent(_relative(each), sign=True) for each in (one.before, one.after, one.crossed)),
-            f"{first.mapped.model.name}, {first.mapped.cluster.gpus} GPUs, "
-            f"tp={first.mapped.plan.tp} cp={first.mapped.plan.cp} pp={first.mapped.plan.pp}: "
-            f"{_largest(one.parts)}",
         )
     out.print(table)
+    for one in worst:
+        first = one.configuration.rows[0]
+        assert first.mapped is not None
+        say(
+            out,
+            f"  {first.run.row_id or 'unnamed'}: {first.mapped.model.name}, "
+            f"{first.mapped.cluster.gpus} GPUs, {first.mapped.plan}: {_largest(one.parts)}",
+        )
 
 
 def _residual(one: FittedRun) -> float:
