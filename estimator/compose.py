@@ -16,6 +16,7 @@ from estimator.cluster import Cluster
 from estimator.cost import CostModel
 from estimator.cost.roofline import roofline
 from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
+from estimator.intervals import half_width
 from estimator.layer import (
     COMPUTE,
     CP,
@@ -269,7 +270,7 @@ class Composition:
                 seconds=scale * (forward + backward).T,
                 allocated_bytes=self.memory.allocated_CP.T,
             ),
-            uncertainty=np.full(len(plans), self._uncertainty()),
+            uncertainty=np.full(len(plans), half_width(stack, self.cluster, self.pricer)),
             origin={part: self.pricer.origin for part in TIME_PARTS},
             capacity_bytes=self.cluster.capacity_bytes,
             tokens_per_step=self.workload.tokens,
@@ -286,10 +287,6 @@ class Composition:
             )
         stragglers = 1 + self.stack.straggler_per_doubling * np.log2(self.cluster.nodes)
         return float(self.stack.in_situ[self.pricer.name] * stragglers)
-
-    def _uncertainty(self) -> float:
-        widened = 2.0 if self.pricer.origin == "extrapolated" else 1.0
-        return min(self.stack.uncertainty * widened, 0.9)
 
     def _gather(self, value_U: FloatArray) -> FloatArray:
         """A column of step keys, per plan."""

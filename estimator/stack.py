@@ -10,6 +10,48 @@ FUSIONS = ("norm_residual", "bias_activation", "rope", "softmax", "cross_entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FittedScalar:
+    """One number of a stack after a calibration, in SI units."""
+
+    value: float
+    prior: float
+    """The centre of its prior."""
+    sd: float
+    """Posterior standard deviation of its natural logarithm."""
+    identified: bool
+    """Whether the runs moved it; if not, the stack kept what it had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a stack was fitted to, and how well it then did on runs that it was not fitted to."""
+
+    cost: str
+    """The cost model under which it was fitted."""
+    collectives: tuple[str, ...]
+    """What priced the collectives: sources of fitted ones, ``links`` for the links' numbers."""
+    devices: tuple[str, ...]
+    precisions: tuple[str, ...]
+    sources: tuple[str, ...]
+    rows: int
+    configurations: int
+    """Distinct ones among the rows."""
+    scalars: Mapping[str, FittedScalar]
+    error_before: float
+    """Median relative error of the step time before, averaged over sources."""
+    error_after: float | None
+    """The same after, cross-validated; ``None`` where one configuration is all there is."""
+    residuals: tuple[float, ...]
+    """Logarithms of predicted over measured time, cross-validated and sorted; quantiles of them
+    where there are many."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the error fell where it was not fitted."""
+        return self.error_after is not None and self.error_after < self.error_before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """How one framework runs a plan. No kernel efficiency; every number has an entry in sources.
 
@@ -108,3 +150,5 @@ class Stack:
     rank_orders: tuple[str, ...]
     sources: Mapping[str, str]
     """Where each number comes from, by field."""
+    calibration: Calibration | None = None
+    """What ``trainplan calibrate`` fitted it to, where it did."""

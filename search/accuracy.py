@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -110,6 +110,34 @@ def group_key(row: Scored, by: str) -> str:
 
 GROUPINGS = ("all", "source", "stack", *(name for name in CONFIGURATION if name != "source_id"))
 """What rows may be grouped by."""
+
+
+def selected(rows: Sequence[Scored], only: Iterable[str]) -> list[Scored]:
+    """Rows of which each column named in ``only`` has one of the values given for it.
+
+    ``only`` lists conditions ``column=value``; columns and values are those of
+    :func:`group_errors`. ``ValueError`` for no such column, or where no row is left.
+    """
+    wanted: dict[str, list[str]] = defaultdict(list)
+    for condition in only:
+        column, equals, value = condition.partition("=")
+        if not equals or column == "all" or column not in GROUPINGS:
+            raise ValueError(
+                f"cannot keep only {condition!r}; write column=value with one of the columns "
+                f"{', '.join(name for name in GROUPINGS if name != 'all')}"
+            )
+        wanted[column].append(value)
+    kept = list(rows)
+    for column, values in wanted.items():
+        found = Counter(group_key(row, column) for row in kept)
+        kept = [row for row in kept if group_key(row, column) in values]
+        if not kept:
+            known = ", ".join(f"{key} ({count})" for key, count in found.most_common(12))
+            raise ValueError(
+                f"no row has {' or '.join(f'{column}={value}' for value in values)}; "
+                f"the rows have {known or 'no values'}"
+            )
+    return kept
 
 
 def _errors(by: str, key: str, rows: Sequence[Scored]) -> GroupErrors:

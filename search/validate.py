@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from estimator.assumptions import UnmappedError
@@ -13,7 +13,7 @@ from estimator.estimate import Estimate
 from estimator.lower.transformer import model_flops
 from estimator.mapping import Mapped, map_run
 from estimator.plan import Plans
-from estimator.runs import Run
+from estimator.runs import Run, RunsFile
 from estimator.stack import Stack
 
 SLOWEST_MFU = 0.001
@@ -69,37 +69,71 @@ def score(
     ``ValueError`` for an unknown cost model.
     """
     check_cost_model(cost)
-    chosen = [run for run in runs if role is None or run.role == role]
-    rows: list[Scored | None] = [None] * len(chosen)
-    together: dict[tuple[Any, ...], list[tuple[int, Mapped]]] = defaultdict(list)
-    for i, run in enumerate(chosen):
+    return priced(forced(mapped_rows(runs, role=role), stack), cost)
+
+
+def check_role(file: RunsFile, role: str | None) -> None:
+    """``ValueError`` where no row of a file has the role that was asked for."""
+    if role is not None and not any(run.role == role for run in file.runs):
+        roles = sorted({run.role for run in file.runs if run.role})
+        raise ValueError(f"no row has role {role!r}; the file has {', '.join(roles) or 'no roles'}")
+
+
+def mapped_rows(runs: Iterable[Run], *, role: str | None = None) -> list[Scored]:
+    """Runs of a role in the estimator's nouns, or why not; nothing is predicted yet."""
+    rows = []
+    for run in runs:
+        if role is not None and run.role != role:
+            continue
         seconds, memory = measured(run)
+        row = Scored(run=run, seconds=seconds, bytes=memory)
         try:
-            mapped = map_run(run, stack=stack)
+            mapped = map_run(run)
             implausible(mapped, run, seconds)
         except UnmappedError as error:
-            rows[i] = Scored(run=run, seconds=seconds, bytes=memory, reason=str(error))
+            rows.append(replace(row, reason=str(error)))
         else:
-            together[_problem_key(mapped)].append((i, mapped))
-    for members in together.values():
-        one = members[0][1]
-        plans = Plans.of(mapped.plan for _, mapped in members)
+            rows.append(replace(row, mapped=mapped))
+    return rows
+
+
+def forced(rows: Sequence[Scored], stack: Stack | None) -> list[Scored]:
+    """The rows with ``stack``, where one is given, in place of their framework's."""
+    if stack is None:
+        return list(rows)
+    return [
+        replace(row, mapped=replace(row.mapped, stack=stack)) if row.mapped is not None else row
+        for row in rows
+    ]
+
+
+def priced(rows: Sequence[Scored], cost: str = "analytic") -> list[Scored]:
+    """The rows with predictions for those that are mapped; rows of one problem together."""
+    answered = list(rows)
+    at = [i for i, row in enumerate(rows) if row.mapped is not None]
+    nouns = [row.mapped for row in rows if row.mapped is not None]
+    for members in problems(nouns):
+        one = nouns[members[0]]
+        plans = Plans.of(nouns[k].plan for k in members)
         try:
             answers = estimate(
                 one.model, one.workload, one.cluster, plans, stack=one.stack, cost=cost
             )
         except ValueError as error:
-            for i, _ in members:
-                run = chosen[i]
-                seconds, memory = measured(run)
-                rows[i] = Scored(run=run, seconds=seconds, bytes=memory, reason=str(error))
+            for k in members:
+                answered[at[k]] = replace(rows[at[k]], mapped=None, reason=str(error))
             continue
-        for k, (i, mapped) in enumerate(members):
-            seconds, memory = measured(chosen[i])
-            rows[i] = Scored(
-                run=chosen[i], seconds=seconds, bytes=memory, mapped=mapped, predicted=answers[k]
-            )
-    return [row for row in rows if row is not None]
+        for n, k in enumerate(members):
+            answered[at[k]] = replace(rows[at[k]], predicted=answers[n])
+    return answered
+
+
+def problems(mapped: Iterable[Mapped]) -> list[list[int]]:
+    """Positions of runs that differ in nothing but the plan, problem by problem."""
+    together: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for i, one in enumerate(mapped):
+        together[_problem_key(one)].append(i)
+    return list(together.values())
 
 
 def measured(run: Run) -> tuple[float | None, float | None]:

@@ -155,6 +155,7 @@ def _stack_fields(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             hint = unknown("stacks", str(base), names("stacks"))
             raise fault(path, f"extends: {hint}")
         values, sources = _stack_fields(_HERE / "stacks" / f"{base}.yaml")
+        values.pop("calibration", None)  # of the base's own numbers, which may differ here
     general = content.pop("source", UNSAID)
     for field, given in content.items():
         if isinstance(given, dict) and "value" in given:
@@ -164,5 +165,6 @@ def _stack_fields(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             values[field], sources[field] = given["value"], source
         else:
             values[field], sources[field] = given, str(general)
-    sources.pop("name", None)
+    for field in ("name", "calibration"):
+        sources.pop(field, None)
     return values, sources

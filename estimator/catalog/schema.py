@@ -27,7 +27,7 @@ from estimator.model import (
     Transformer,
 )
 from estimator.plan import Order, Recompute
-from estimator.stack import FUSIONS, Stack
+from estimator.stack import FUSIONS, Calibration, FittedScalar, Stack
 from estimator.workload import Precision
 
 
@@ -279,6 +279,43 @@ class ClusterEntry(Entry):
     source: Source = UNSAID
 
 
+class FittedScalarEntry(Entry):
+    """One scalar of a calibration: the fields of :class:`FittedScalar`."""
+
+    value: Number
+    prior: Number
+    sd: Number
+    identified: bool
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Words = Annotated[list[Source], Field(max_length=1000)]
+
+
+class CalibrationEntry(Entry):
+    """``calibration`` of a stack: the fields of :class:`Calibration`."""
+
+    cost: Name
+    collectives: Words
+    devices: Words
+    precisions: Words
+    sources: Words
+    rows: Count
+    configurations: Count
+    scalars: dict[Name, FittedScalarEntry]
+    error_before: Number
+    error_after: Number | None
+    residuals: Annotated[list[Finite], Field(max_length=1000)]
+
+    def noun(self) -> Calibration:
+        """The calibration."""
+        fields: dict[str, Any] = self.model_dump(exclude={"scalars"})
+        for name, value in fields.items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
+        scalars = {name: FittedScalar(**one.model_dump()) for name, one in self.scalars.items()}
+        return Calibration(**fields, scalars=scalars)
+
+
 class StackEntry(Entry):
     """``stacks/*.yaml`` once each ``{value, source}`` is taken apart; fields of :class:`Stack`."""
 
@@ -327,11 +364,13 @@ class StackEntry(Entry):
     pipeline_zero: Annotated[list[Zero], Field(min_length=1)]
     uneven_stages: bool
     rank_orders: Annotated[list[Order], Field(min_length=1)]
+    calibration: CalibrationEntry | None = None
 
     def noun(self, sources: Mapping[str, str]) -> Stack:
         """The stack, with the source of each field."""
-        fields: dict[str, Any] = self.model_dump()
+        fields: dict[str, Any] = self.model_dump(exclude={"calibration"})
         for name, value in fields.items():
             if isinstance(value, list):
                 fields[name] = frozenset(value) if name == "fused" else tuple(value)
-        return Stack(**fields, sources=dict(sources))
+        fitted = None if self.calibration is None else self.calibration.noun()
+        return Stack(**fields, sources=dict(sources), calibration=fitted)

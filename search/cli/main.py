@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
+from search.cli.calibrate import calibrate
 from search.cli.catalog import catalog
 from search.cli.estimate import estimate
 from search.cli.explain import explain
@@ -29,6 +30,7 @@ app.command()(estimate)
 app.command()(explain)
 app.command()(simulate)
 app.command()(validate)
+app.command()(calibrate)
 app.add_typer(fit, name="fit")
 app.add_typer(catalog, name="catalog")
 

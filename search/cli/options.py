@@ -54,6 +54,15 @@ CostName = Annotated[
         help="Cost model: analytic, learned, amped, or a file (.npz) of trainplan fit kernels.",
     ),
 ]
+OnlyRows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="COLUMN=VALUE",
+        help="Only such rows, by the columns of validate --by, for example stack=nemo; again for "
+        "more (values of one column add up).",
+    ),
+]
 JsonFile = Annotated[
     str | None, typer.Option("--json", help="Also write JSON here; - is standard output, alone.")
 ]

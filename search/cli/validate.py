@@ -21,6 +21,7 @@ def validate(
         str | None,
         typer.Option("--stack", help="Use this framework for every row, by name or YAML file."),
     ] = None,
+    only: options.OnlyRows = None,
     cost: options.CostName = "analytic",
     log: Annotated[
         str | None,
@@ -34,20 +35,21 @@ def validate(
     and iter_time_s; tp, pp, micro_batch and the rest where they are not 1 or the usual.
     """
     from estimator.catalog import load_stack
+    from estimator.compose import check_cost_model
     from estimator.runs import read_runs
     from search import contracts, ledger
-    from search.accuracy import validation
+    from search.accuracy import selected, validation
     from search.report.validation import validation_text
-    from search.validate import score
+    from search.validate import check_role, forced, mapped_rows, priced
 
     file = read_runs(runs)
     used = load_stack(stack) if stack else None
     if log:
         ledger.commit()
-    rows = score(file.runs, role=role, stack=used, cost=cost)
-    if not rows:
-        roles = sorted({run.role for run in file.runs if run.role})
-        raise ValueError(f"no row has role {role!r}; the file has {', '.join(roles) or 'no roles'}")
+    check_cost_model(cost)
+    check_role(file, role)
+    chosen = selected(mapped_rows(file.runs, role=role), only or ())
+    rows = priced(forced(chosen, used), cost)
     report = validation(rows, [name.strip() for name in by.split(",") if name.strip()])
     if json:
         contracts.write(contracts.validation(report), json)

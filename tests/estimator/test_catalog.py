@@ -23,6 +23,7 @@ from estimator.catalog import (
 from estimator.catalog.reading import read_mapping
 from estimator.cost import __file__ as cost_file
 from estimator.cost.roofline import roofline
+from estimator.stack import Calibration, FittedScalar
 
 CATALOG = Path(catalog_file).parent
 ROOFLINE = Path(cost_file).parent / "data" / "roofline.yaml"
@@ -170,14 +171,16 @@ def test_stack_numbers_carry_unit_and_source():
     assert "cross_entropy" in stack.fused
     for name in names("stacks"):
         loaded = load_stack(name)
-        known = {field.name for field in fields(loaded)} - {"name", "sources"}
+        known = {field.name for field in fields(loaded)} - {"name", "sources", "calibration"}
         assert set(loaded.sources) == known
         assert all(loaded.sources.values())
         for field, given in read_mapping(CATALOG / "stacks" / f"{name}.yaml").items():
-            if isinstance(given, dict):
+            if isinstance(given, dict) and field != "calibration":
                 assert set(given) == {"value", "source"}, field
             else:
-                assert isinstance(given, str | bool | list), f"{name}: {field} lacks a source"
+                assert isinstance(given, str | bool | list | dict), (
+                    f"{name}: {field} lacks a source"
+                )
 
 
 def test_a_stack_that_extends_another_states_only_what_differs(tmp_path):
@@ -322,6 +325,42 @@ def test_written_stacks_read_back_equal(tmp_path):
         assert load_stack(write(tmp_path, stack_yaml(stack))) == stack
         fitted = replace(stack, hiding_dp=np.float64(1 / 3), launch_forward=np.float64(1e-4 / 3))
         assert load_stack(write(tmp_path, stack_yaml(fitted))) == fitted
+
+
+FITTED = Calibration(
+    cost="analytic",
+    collectives=("links", "a table: of two words"),
+    devices=("h100-sxm",),
+    precisions=("bf16", "fp8"),
+    sources=("here",),
+    rows=4,
+    configurations=3,
+    scalars={"in_situ": FittedScalar(value=np.float64(1.1), prior=1.0, sd=0.03, identified=True)},
+    error_before=0.2,
+    error_after=0.1,
+    residuals=(-0.1, np.float64(0.05), 0.3),
+)
+
+
+def test_a_calibration_reads_back_equal(tmp_path):
+    for calibration in (FITTED, replace(FITTED, error_after=None, residuals=())):
+        stack = replace(load_stack("megatron"), calibration=calibration)
+        read = load_stack(write(tmp_path, stack_yaml(stack)))
+        assert read == stack
+        assert read.calibration.helps is (calibration is FITTED)
+
+
+def test_a_calibration_is_not_inherited(tmp_path, monkeypatch):
+    folder = tmp_path / "stacks"
+    folder.mkdir()
+    calibrated = replace(load_stack("megatron"), calibration=FITTED)
+    write(folder, stack_yaml(calibrated), "megatron.yaml")
+    monkeypatch.setattr("estimator.catalog.loader._HERE", tmp_path)
+    assert load_stack("megatron").calibration == FITTED
+    extended = load_stack(
+        write(tmp_path, "name: mine\nextends: megatron\nin_situ: {analytic: 1.1}")
+    )
+    assert extended.calibration is None
 
 
 def test_importing_the_catalogue_is_light():

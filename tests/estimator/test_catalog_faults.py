@@ -294,3 +294,39 @@ STACK = (CATALOG / "stacks" / "megatron.yaml").read_text()
 def test_bad_stack_files(tmp_path, old, new, rule):
     assert old in STACK
     assert rule in fault(load_stack, write(tmp_path, STACK.replace(old, new, 1)))
+
+
+CALIBRATION = """
+calibration:
+  cost: analytic
+  collectives: [links]
+  devices: [h100-sxm]
+  precisions: [bf16]
+  sources: [here]
+  rows: 3
+  configurations: 3
+  scalars:
+    in_situ: {value: 1.1, prior: 1.0, sd: 0.03, identified: true}
+  error_before: 0.2
+  error_after: 0.1
+  residuals: [-0.1, 0.05]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ("  rows: 3\n", "", "calibration.rows: is missing"),
+        ("rows: 3", "rows: 0", "calibration.rows: must be greater than or equal to 1"),
+        ("value: 1.1", "value: .inf", "calibration.scalars.in_situ.value: must be a finite number"),
+        ("sd: 0.03", "sd: -1", "calibration.scalars.in_situ.sd: must be greater than or equal to"),
+        ("[-0.1, 0.05]", "[.nan]", "calibration.residuals.0: must be a finite number"),
+        ("[-0.1, 0.05]", "{}", "calibration.residuals: must be a valid list"),
+        ("error_after", "error", "calibration.error: is not a field here"),
+        ("\n  cost", "\n  costs", "calibration.costs: is not a field here"),
+    ],
+)
+def test_bad_calibrations(tmp_path, old, new, rule):
+    assert old in CALIBRATION
+    path = write(tmp_path, STACK + CALIBRATION.replace(old, new, 1))
+    assert rule in fault(load_stack, path)

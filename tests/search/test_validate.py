@@ -167,9 +167,30 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["plan"]["tp"] for row in document["rows"]] == [4]
 
 
+def test_only_keeps_rows_of_a_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values of one column add up, columns narrow; a forced stack does not hide the row's own."""
+    path = csv(
+        tmp_path,
+        runs({}, {"tp": 4}, {"tp": 8}, {"framework": "torchtitan"}, {"source_id": "there"}),
+    )
+    target = tmp_path / "answer.json"
+
+    def degrees(*arguments: str) -> list[int]:
+        assert command(["validate", path, *arguments, "--json", str(target)]) == 0
+        return [row["plan"]["tp"] for row in json.loads(target.read_text())["rows"]]
+
+    assert degrees("--only", "tp=2", "--only", "tp=4") == [2, 4, 2, 2]
+    assert degrees("--only", "tp=2", "--only", "source=there") == [2]
+    assert degrees("--only", "stack=megatron", "--stack", "nemo") == [2, 4, 8, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["--only", "tp"], "cannot keep only 'tp'; write column=value with one of the columns so"),
+        (["--only", "all=all"], "cannot keep only 'all=all'; write column=value"),
+        (["--only", "colour=red"], "cannot keep only 'colour=red'; write column=value"),
+        (["--only", "tp=3"], "no row has tp=3; the rows have 2 (1)"),
         (["--role", "exam"], "no row has role 'exam'; the file has fit"),
         (["--by", "colour"], "cannot group by 'colour'; use all, source"),
         (["--stack", "megatro"], "unknown stack 'megatro'; nearest: megatron"),

@@ -1,0 +1,84 @@
+"""What three runs are worth: calibrate on three of a source, predict its others.
+
+    python tests/bench/calibrate_three.py runs.csv --role fit
+
+Each source with at least six distinct runs of one stack; 20 random draws each, seeds fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from statistics import mean, median
+
+import numpy as np
+
+from estimator.runs import read_runs
+from search.accuracy import Configuration, configurations
+from search.calibration import calibrate
+from search.repricing import Repricing
+from search.validate import score
+
+LEAST, DRAWN, DRAWS = 6, 3, 20
+
+
+def groups(path: str, role: str | None) -> dict[tuple[str, str], list[Configuration]]:
+    """Distinct runs by source and stack, where there are enough."""
+    found: dict[tuple[str, str], list[Configuration]] = defaultdict(list)
+    for one in configurations(score(read_runs(path).runs, role=role)):
+        row = one.rows[0]
+        found[row.run.source_id or "unnamed", row.mapped.stack.name].append(one)
+    return {key: found[key] for key in sorted(found) if len(found[key]) >= LEAST}
+
+
+def draws(members: list[Configuration], drawn: int) -> list[tuple[float, float, list[str]]]:
+    """Median errors of the others before and after, and what moved, draw by draw."""
+    repricing = Repricing([one.rows[0].mapped for one in members], "analytic")
+    measured = np.array([one.seconds for one in members])
+    base = members[0].rows[0].mapped.stack
+    before = np.abs(repricing.seconds(base) / measured - 1)
+    answers = []
+    for seed in range(DRAWS):
+        chosen = np.random.default_rng(seed).choice(len(members), drawn, replace=False)
+        others = np.setdiff1d(np.arange(len(members)), chosen)
+        runs = [row.run for n in chosen for row in members[n].rows]
+        try:
+            fitted = calibrate(runs, stack=base, name="three")
+        except ValueError as error:  # the overall factor at its bound: nothing is written
+            answers.append((float(np.median(before[others])),) * 2 + ([str(error)[:12]],))
+            continue
+        after = np.abs(repricing.seconds(fitted.stack) / measured - 1)
+        moved = [one.name for one in fitted.scalars if one.state == "identified"]
+        answers.append((float(np.median(before[others])), float(np.median(after[others])), moved))
+    return answers
+
+
+def main() -> None:
+    """Print medians per source, and over all sources."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs")
+    parser.add_argument("--role")
+    parser.add_argument("--drawn", type=int, default=DRAWN)
+    given = parser.parse_args()
+    print(f"{'source':22}{'stack':20}{'runs':>5}{'before %':>10}{'after %':>10}{'cut %':>8}  moved")
+    everything: list[tuple[float, float]] = []
+    for (source, stack), members in groups(given.runs, given.role).items():
+        found = draws(members, given.drawn)
+        before, after = (median(one[k] for one in found) for k in (0, 1))
+        everything.append((before, after))
+        counts: dict[str, int] = defaultdict(int)
+        for one in found:
+            for name in one[2]:
+                counts[name] += 1
+        moved = ", ".join(f"{name} {count}" for name, count in counts.items())
+        print(
+            f"{source:22}{stack:20}{len(members):5}{100 * before:10.1f}{100 * after:10.1f}"
+            f"{100 * (1 - after / before):8.0f}  {moved}"
+        )
+    for word, of in (("median", median), ("mean", mean)):
+        before, after = (of(one[k] for one in everything) for k in (0, 1))
+        print(f"{word:47}{100 * before:10.1f}{100 * after:10.1f}{100 * (1 - after / before):8.0f}")
+
+
+if __name__ == "__main__":
+    main()
