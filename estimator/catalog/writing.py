@@ -63,7 +63,7 @@ def _yaml(content: dict[str, Any], inline: bool) -> str:
     class Dumper(yaml.SafeDumper):
         def represent_sequence(
             self, tag: str, sequence: Any, flow_style: bool | None = None
-        ) -> yaml.Node:
+        ) -> yaml.SequenceNode:
             return super().represent_sequence(tag, sequence, flow_style=True)
 
     text: str = yaml.dump(
