@@ -21,6 +21,13 @@ from estimator.lower.slots import (
 from estimator.model import Transformer
 
 
+FUSED_ROTARY = (2.0, 2.0)
+"""Passes over queries and keys, forward and backward, of rotary positions in one kernel."""
+EAGER_ROTARY = (8.0, 19.0)
+"""The same operation by operation (slices, products, a concatenation): measured time over one
+pass's, A100, fp16 samples of estimate-train-time (arXiv 2509.22832); on GH200 14 and 21."""
+
+
 def attended_pairs(
     model: Transformer, sequence: int, *, windowed: bool, document: int | None = None
 ) -> float:
@@ -55,9 +62,9 @@ def attention_block(low: Lowering, *, windowed: bool) -> None:
     _project(low, frozen=frozen)
     if model.positions == "rotary":
         rotated = model.query_width / tp + kv_elements(model, low.keys) / 2
-        passes = 2 if "rope" in low.stack.fused else 6
-        moved = passes * tokens * rotated * low.element
-        low.memory("rotary", "layer", forward=moved, backward=moved)
+        forward, backward = FUSED_ROTARY if "rope" in low.stack.fused else EAGER_ROTARY
+        row = tokens * rotated * low.element
+        low.memory("rotary", "layer", forward=forward * row, backward=backward * row)
     if model.qk_norm:
         row = tokens * (model.query_width / tp + kv_elements(model, low.keys) / 2) * low.element
         low.memory("query and key norm", "layer", forward=2 * row, backward=3 * row)

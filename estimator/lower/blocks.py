@@ -8,10 +8,19 @@ from estimator.lower.lowering import Lowering
 from estimator.lower.slots import FloatArray, Place
 
 
+FUSED_NORM = (2.0, 3.0)
+"""Passes over the rows, forward and backward, of a norm that is one kernel each way."""
+EAGER_NORM = {"layernorm": (2.6, 8.4), "rmsnorm": (8.7, 41.0)}
+"""The same of PyTorch's operations one by one: measured time over one pass's, A100, fp16 samples of
+estimate-train-time (arXiv 2509.22832); on GH200 2.4 forward, and 11 and 45."""
+
+
 def norm(low: Lowering, name: str, place: Place) -> None:
     """A norm over a rank's part of the tokens; its backward reads gradient and input."""
     row = low.split * low.model.hidden * low.element
-    low.memory(name, place, forward=2 * row, backward=3 * row)
+    fused = "norm" in low.stack.fused
+    forward, backward = FUSED_NORM if fused else EAGER_NORM[low.model.norm]
+    low.memory(name, place, forward=forward * row, backward=backward * row)
 
 
 def residual(low: Lowering, name: str) -> None:
