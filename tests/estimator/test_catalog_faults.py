@@ -284,7 +284,7 @@ STACK = (CATALOG / "stacks" / "megatron.yaml").read_text()
         ("value: 0.62", "value: 1.62", "gradient_accumulation_traffic: must be less than or equal"),
         ("{analytic: 1.06, learned: 1.06}", "{}", "in_situ: "),
         ("{analytic: 1.06, learned: 1.06}", "{analytic: .nan}", "in_situ.analytic: "),
-        ("[bias_activation, rope", "[ropes", "fused.0: must be 'norm_residual'"),
+        ("[norm, bias_activation", "[norms", "fused.0: must be 'norm'"),
         ("zero: [0, 1]", "zero: [0, 4]", "zero.1: must be 0, 1, 2 or 3, not 4"),
         ("name: megatron", "name: mine\nextends: megatro", "extends: unknown stack 'megatro'"),
         ("name: megatron", "name: mine\nextends: ./mine.yaml", "extends: unknown stack"),
