@@ -101,9 +101,11 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
     length = workload.document or workload.sequence
     pairs = attended_pairs(model, workload.sequence, windowed=windowed, document=length) / keys.cp
     core = 2 * heads * pairs * (model.query_dim + model.value_dim)
-    # Around a ring, each of cp kernels sees the keys of one rank.
+    # Around a ring, each of cp kernels sees the keys of one rank; all but the first see all of
+    # them, where a causal mask leaves each query half of its keys in the mean.
     ring = low.stack.cp_exchange == "ring"
-    seen = np.minimum(length, workload.sequence / np.where(ring, keys.cp, 1))
+    full = np.where(ring & model.causal, 2 - 1 / keys.cp, 1.0)
+    seen = np.minimum(length, full * workload.sequence / np.where(ring, keys.cp, 1))
     for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
         low.rows.add(
             Slot(
@@ -118,7 +120,7 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
             m=workload.sequence / keys.cp,
             n=seen,
             k=float(model.query_dim),
-            starts=heads,
+            starts=full * heads,
         )
     if ring:
         _merge(low)
