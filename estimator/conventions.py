@@ -68,6 +68,8 @@ class Convention:
     """It cuts a rank's batch into as many micro-batches as there are stages, unless told."""
     eager_stack: str | None = None
     """Its stack where nothing is compiled."""
+    graph_stack: str | None = None
+    """Its stack where layers are replayed as CUDA graphs."""
     adapters_recompute: bool = False
     """Its recipes for adapters checkpoint every layer of models that one GPU cannot hold."""
     lora_targets: LoraTargets = "attention"
@@ -87,6 +89,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         name="mlperf",
         pattern=r"\bmlperf\b",
         stack="mlperf",
+        graph_stack="mlperf-graphs",
         zero=1,
         sequence_parallel=True,
         half="fp8",

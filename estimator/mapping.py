@@ -54,8 +54,7 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
     workload = _workload(run, convention, cluster, assume)
     plan = plan_of_run(run, convention, model, workload, cluster, assume)
     try:
-        eager = convention.eager_stack if run.compiled is False else None
-        used = stack or load_stack(eager or convention.stack)
+        used = stack or load_stack(_stack_name(run, convention))
     except ValueError as error:
         raise UnmappedError(str(error)) from None
     return Mapped(
@@ -66,6 +65,15 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
         plan=plan,
         assumed=assume.taken,
     )
+
+
+def _stack_name(run: Run, convention: Convention) -> str:
+    """The framework's stack, or that of its recipe."""
+    if run.compiled is False and convention.eager_stack is not None:
+        return convention.eager_stack
+    if run.cuda_graphs and convention.graph_stack is not None:
+        return convention.graph_stack
+    return convention.stack
 
 
 def _need(run: Run, name: str) -> Any:

@@ -12,6 +12,8 @@ WORDS: tuple[tuple[str, Any, str], ...] = (
     ("overlap_p2p", False, r"\bno p2p overlap\b|\bno comm overlap\b"),
     ("compiled", False, r"\beager\b|\bno compile\b"),
     ("compiled", True, r"\bcompile\b"),
+    ("cuda_graphs", True, r"cuda_graph=1\b"),
+    ("cuda_graphs", False, r"cuda_graph=0\b"),
     ("interleaved", True, r"\binterleaved\b"),
 )
 """Column, value, and the words (lower case) that say so; the first match of a column counts."""

@@ -133,6 +133,8 @@ class Run(BaseModel):
     overlap_p2p: Flag = None
     compiled: Flag = None
     """Whether a compiler fused element-wise kernels (torch.compile)."""
+    cuda_graphs: Flag = None
+    """Whether layers are replayed as CUDA graphs, which cost the host no launches."""
     interleaved: Flag = None
     """Whether stages hold several chunks of layers, where ``vpp`` does not say how many."""
 
