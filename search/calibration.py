@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from estimator.catalog.reading import short
 from estimator.compose import check_cost_model
 from estimator.intervals import collectives_of
 from estimator.lower.slots import FloatArray
@@ -63,6 +65,12 @@ class ScalarFit:
     state: State
     bound: float | None = None
     suspects: str = ""
+
+    @property
+    def spreads(self) -> float:
+        """How many spreads of its prior a fitted value lies from the prior's centre."""
+        moved = self.value != self.before
+        return abs(math.log(self.value / self.prior)) / self.prior_sd if moved else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +166,10 @@ def calibrate(
             factor ends at its bound, which is a mistake in the runs and no fit.
     """
     check_cost_model(cost)
+    if name is not None and not re.fullmatch(r"[\x21-\x7e]{1,80}", name):
+        raise ValueError(
+            f"name {short(name)} must be one word of up to 80 plain letters, digits and signs"
+        )
     rows = forced(selected(mapped_rows(runs, role=role), only), stack)
     rows = [row for row in rows if row.seconds is not None]
     base = _one_stack(rows)
@@ -203,7 +215,7 @@ def _fitted(
     found = configurations(rows)
     repricing = Repricing([_mapped(one) for one in found], cost)
     key = repricing.cost_name
-    evidence = _evidence(found)
+    evidence = evidence_of(found)
 
     def predict(values: Mapping[str, float]) -> FloatArray:
         return np.log(repricing.seconds(_with(base, values, key)))
@@ -214,11 +226,7 @@ def _fitted(
     chosen = choose(predict, evidence, candidates)
     before = predict({}) - evidence.log_seconds
     if IN_SITU in chosen.stuck:
-        raise ValueError(
-            f"in_situ ends at its bound of {chosen.stuck[IN_SITU]:g}: these runs take "
-            f"{math.exp(-np.median(before)):.2f} times as long as {base.name} predicts; check "
-            f"{scalars[0].suspects}; nothing is written"
-        )
+        raise ValueError(_nonsense(scalars, chosen, float(np.median(before)), base))
     values = {one: _rounded(value) for one, value in chosen.solution.values.items()}
     after = predict(values) - evidence.log_seconds
     free = [one for one in candidates if one.name in values]
@@ -288,6 +296,17 @@ def _fitted(
     )
 
 
+def _nonsense(scalars: Sequence[Scalar], chosen: Chosen, error: float, base: Stack) -> str:
+    """What to say where the overall factor ends at its bound."""
+    others = [f"{name} at {bound:.3g}" for name, bound in chosen.stuck.items() if name != IN_SITU]
+    after = f", after {' and '.join(others)}" if others else ""
+    return (
+        f"in_situ ends at its bound of {chosen.stuck[IN_SITU]:g}{after}: these runs take "
+        f"{math.exp(-error):.2f} times as long as {base.name} predicts; check "
+        f"{scalars[0].suspects}; nothing is written"
+    )
+
+
 def _mapped(one: Configuration) -> Mapped:
     mapped = one.rows[0].mapped
     assert mapped is not None
@@ -325,7 +344,7 @@ def _with(base: Stack, values: Mapping[str, float], cost: str) -> Stack:
     return base
 
 
-def _evidence(found: Sequence[Configuration]) -> Evidence:
+def evidence_of(found: Sequence[Configuration]) -> Evidence:
     """Noise by source, and weights by which a source counts as the root of its size."""
     sd, weight = np.empty(len(found)), np.empty(len(found))
     for at in _by_source(found).values():

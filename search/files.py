@@ -14,14 +14,13 @@ def save(data: bytes, target: str) -> None:
 
     Raises ``ValueError`` where the file cannot be written.
     """
-    if target == "-":
-        sys.stdout.write(data.decode())
-    else:
-        save_all({target: data})
+    save_all({target: data})
 
 
 def save_all(files: Mapping[str, bytes]) -> None:
     """Write all files or, where one cannot be, none; links are followed, pipes written to.
+
+    ``-`` is standard output, written when the files are.
 
     Raises ``ValueError`` naming the file that cannot be written.
     """
@@ -29,6 +28,8 @@ def save_all(files: Mapping[str, bytes]) -> None:
     target = ""
     try:
         for target, data in files.items():
+            if target == "-":
+                continue
             path = Path(os.path.realpath(target))  # through links: replace what they point to
             if path.exists() and not path.is_file():
                 path.write_bytes(data)  # a pipe or a device cannot be replaced
@@ -47,6 +48,8 @@ def save_all(files: Mapping[str, bytes]) -> None:
     finally:
         for name, _ in ready:
             os.unlink(name)
+    if "-" in files:
+        sys.stdout.write(files["-"].decode())
 
 
 def _umask() -> int:

@@ -33,6 +33,9 @@ SECTIONS = {
 """Headings, each above the first field of its part."""
 
 
+_SEQUENCE = "tag:yaml.org,2002:seq"
+
+
 def stack_yaml(stack: Stack) -> str:
     """The text of a stack's file: every field with its source, numbers with their units.
 
@@ -61,11 +64,11 @@ def _yaml(content: dict[str, Any], inline: bool) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        def represent_sequence(
-            self, tag: str, sequence: Any, flow_style: bool | None = None
-        ) -> yaml.SequenceNode:
-            return super().represent_sequence(tag, sequence, flow_style=True)
+        """Lists on one line."""
 
+    Dumper.add_representer(
+        list, lambda self, items: self.represent_sequence(_SEQUENCE, items, flow_style=True)
+    )
     text: str = yaml.dump(
         content,
         Dumper=Dumper,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,16 +42,16 @@ def calibrate(
     overall factor; launches; what hides behind what; and so on. Those that the runs do not
     identify stay. The result goes wherever a stack does: --stack FILE.
     """
-    from pathlib import Path
-
     from estimator.catalog import load_stack, stack_yaml
     from estimator.runs import read_runs
     from search import contracts
     from search.calibration import calibrate as fit
-    from search.files import save
+    from search.files import save_all
     from search.report.calibration import calibration_text
     from search.validate import check_role
 
+    if output == json:
+        raise ValueError(f"--output and --json both name {output}; name two files")
     file = read_runs(runs)
     check_role(file, role)
     found = fit(
@@ -58,12 +60,19 @@ def calibrate(
         cost=cost,
         role=role,
         only=only or (),
-        name=name or Path(output).stem,
+        name=_name(output) if name is None else name,
         seed=seed,
     )
-    save(stack_yaml(found.stack).encode(), output)
+    texts = {output: stack_yaml(found.stack).encode()}
     if json:
-        contracts.write(contracts.calibration(found), json)
+        texts[json] = contracts.encode(contracts.calibration(found))
+    save_all(texts)
     if "-" not in (output, json):
         calibration_text(found, output)
     return 0
+
+
+def _name(output: str) -> str | None:
+    """The file's name without its ending, in plain signs; none for standard output."""
+    stem = re.sub(r"[^\x21-\x7e]+", "-", Path(output).stem).strip("-")
+    return stem[:80] or None

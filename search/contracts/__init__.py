@@ -11,7 +11,7 @@ from search.contracts import (
 )
 from search.contracts.calibrations import CALIBRATION, calibration
 from search.contracts.catalogs import CATALOG, catalog
-from search.contracts.files import plain, write
+from search.contracts.files import encode, plain, write
 from search.contracts.modules import MODULE, module
 from search.contracts.plans import (
     ESTIMATE,
@@ -41,6 +41,7 @@ __all__ = [
     "budget_of",
     "calibration",
     "catalog",
+    "encode",
     "estimate",
     "explanation",
     "faults",

@@ -23,9 +23,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def encode(document: Mapping[str, Any]) -> bytes:
+    """The text of a document."""
+    return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
+
+
 def write(document: Mapping[str, Any], target: str) -> None:
     """Write a document to a file (whole or not at all) or, for ``-``, to standard output.
 
     Raises ``ValueError`` where the file cannot be written.
     """
-    save((json.dumps(document, indent=2, allow_nan=False) + "\n").encode(), target)
+    save(encode(document), target)

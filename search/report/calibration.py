@@ -14,6 +14,8 @@ from search.report.validation import percent
 
 WORST = 5
 NAMED_PARTS = 3
+UNUSUAL = 2.5
+"""Spreads of its prior from which a fitted scalar is worth a look."""
 
 
 def calibration_text(found: Calibrated, target: str) -> None:
@@ -62,6 +64,13 @@ def _scalars(out: Console, scalars: Sequence[ScalarFit]) -> None:
                 out,
                 f"{one.name} ran to its bound of {one.bound:.4g}: a fault of the model or of the "
                 f"runs, so it stays at {one.before:.4g}. Check {one.suspects}.",
+                style="bold",
+            )
+        elif one.spreads > UNUSUAL:
+            say(
+                out,
+                f"{one.name} lies {one.spreads:.1f} times its usual spread from where stacks "
+                f"usually are. Check {one.suspects}.",
                 style="bold",
             )
 
