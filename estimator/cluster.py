@@ -96,6 +96,8 @@ class Cluster:
     """Bandwidth of a leaf's NICs over that of its links to the spine."""
     collectives: tuple[FittedCollective, ...] = ()
     """Measured and fitted; any that these do not cover goes by the links' nominal numbers."""
+    noise: float = 0.0
+    """Relative spread of one step's time from run to run, as of a network shared with others."""
     memory_margin: float = 0.0
     """Share of each device's memory that plans must leave free."""
 
@@ -109,6 +111,8 @@ class Cluster:
             raise ValueError(
                 f"scale_up_domain={self.scale_up_domain} of {self.name} must be at least 1"
             )
+        if not 0 <= self.noise < 1:
+            raise ValueError(f"noise={self.noise} must be a share from 0 to below 1")
         if not 1 <= self.oversubscription <= 1000:
             raise ValueError(f"oversubscription={self.oversubscription} must lie from 1 to 1000")
         if self.leaf_nodes is None:

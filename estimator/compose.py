@@ -270,7 +270,9 @@ class Composition:
                 seconds=scale * (forward + backward).T,
                 allocated_bytes=self.memory.allocated_CP.T,
             ),
-            uncertainty=np.full(len(plans), half_width(stack, self.cluster, self.pricer)),
+            uncertainty=np.full(
+                len(plans), half_width(stack, self.model, self.cluster, self.pricer)
+            ),
             origin={part: self.pricer.origin for part in TIME_PARTS},
             capacity_bytes=self.cluster.capacity_bytes,
             tokens_per_step=self.workload.tokens,

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Literal
 
@@ -19,15 +19,25 @@ from numpy.typing import NDArray
 
 from estimator.catalog.reading import short
 from estimator.compose import check_cost_model
-from estimator.intervals import collectives_of
+from estimator.intervals import class_factor, collectives_of
 from estimator.lower.slots import FloatArray
 from estimator.mapping import Mapped
 from estimator.runs import Run
 from estimator.stack import Calibration, FittedScalar, Stack
 from search.accuracy import Configuration, configurations, selected, unmapped_reasons
-from search.posterior import IDENTIFIED, Chosen, Evidence, Predict, choose, exercised, solve
+from search.calibrated_stack import kept_residuals, rounded, stack_with, with_values
+from search.posterior import (
+    IDENTIFIED,
+    Chosen,
+    Evidence,
+    Predict,
+    Solution,
+    choose,
+    exercised,
+    solve,
+)
 from search.repricing import Repricing
-from search.scalars import IN_SITU, Scalar, scalars_of, value_of, with_value
+from search.scalars import IN_SITU, Scalar, scalars_of, value_of
 from search.validate import Scored, forced, mapped_rows, priced
 
 LEAST_NOISE = 0.05
@@ -39,17 +49,20 @@ FEW = 3
 LEAVE_ONE_OUT = 12
 """Up to so many configurations each is left out alone; more are left out in ``FOLDS`` parts."""
 FOLDS = 5
-ENOUGH = 9
-"""Residuals that an 80 % quantile needs before it says more than the largest of them."""
-COVERED = 0.8
-MOST_RESIDUALS = 200
-DIGITS = 4
-"""Of fitted values."""
-
 State = Literal[
-    "identified", "shrunk", "at its prior", "not exercised", "too few runs", "at its bound"
+    "identified",
+    "shrunk",
+    "at its prior",
+    "not exercised",
+    "too few runs",
+    "at its bound",
+    "held",
 ]
-"""``shrunk``: the overall factor, which always moves, where the runs tell little of it."""
+"""``shrunk``: the overall factor, which always moves, where the runs tell little of it; ``held``
+where only the interval was asked for."""
+UNMOVED = Chosen(
+    solution=Solution(values={}, sd={}, precision=np.zeros((0, 0)), loss=0.0),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +161,7 @@ def calibrate(
     name: str | None = None,
     seed: int = 0,
     today: datetime.date | None = None,
+    interval_only: bool = False,
 ) -> Calibrated:
     """Fit a stack to measured runs, by robust least squares on log times with priors.
 
@@ -160,6 +174,7 @@ def calibrate(
         name: of the fitted stack; by default the first one's with ``-calibrated``.
         seed: of the parts that are left out in turn.
         today: the date in the sources of the fitted numbers.
+        interval_only: move no number, measure how far off the stack is as it stands.
 
     Raises:
         ValueError: one line, where no run can be used, they are of several stacks, or the overall
@@ -175,7 +190,8 @@ def calibrate(
     base = _one_stack(rows)
     rows = priced(rows, cost)
     _check_usable(rows, any(row.predicted is not None for row in rows))
-    return _fitted(rows, base, cost, name or f"{base.name}-calibrated", seed, today)
+    name = name or f"{base.name}-calibrated"
+    return _fitted(rows, base, cost, name, seed, today, interval_only)
 
 
 def _check_usable(rows: Sequence[Scored], usable: bool) -> None:
@@ -211,6 +227,7 @@ def _fitted(
     name: str,
     seed: int,
     today: datetime.date | None,
+    interval_only: bool,
 ) -> Calibrated:
     found = configurations(rows)
     repricing = Repricing([_mapped(one) for one in found], cost)
@@ -218,23 +235,23 @@ def _fitted(
     evidence = evidence_of(found)
 
     def predict(values: Mapping[str, float]) -> FloatArray:
-        return np.log(repricing.seconds(_with(base, values, key)))
+        return np.log(repricing.seconds(with_values(base, values, key)))
 
     scalars = scalars_of(base, key)
     used = exercised(predict, scalars)
-    candidates = used if len(found) >= FEW else used[:1]
-    chosen = choose(predict, evidence, candidates)
+    candidates = [] if interval_only else used if len(found) >= FEW else used[:1]
+    chosen = choose(predict, evidence, candidates) if candidates else UNMOVED
     before = predict({}) - evidence.log_seconds
     if IN_SITU in chosen.stuck:
         raise ValueError(_nonsense(scalars, chosen, float(np.median(before)), base))
-    values = {one: _rounded(value) for one, value in chosen.solution.values.items()}
+    values = {one: rounded(value) for one, value in chosen.solution.values.items()}
     after = predict(values) - evidence.log_seconds
     free = [one for one in candidates if one.name in values]
     parts = folds(len(found), seed)
-    crossed = _left_out(predict, evidence, free, values, parts)
+    crossed = before if interval_only else _left_out(predict, evidence, free, values, parts)
     by_source = _by_source(found)
     left_out = None
-    if len(by_source) > 1:
+    if len(by_source) > 1 and not interval_only:
         left_out = _left_out(predict, evidence, free, values, list(by_source.values()))
     fits = tuple(_scalar_fit(one, base, key, chosen, values, used, candidates) for one in scalars)
     errors_after = None if crossed is None else Errors.of(crossed)
@@ -248,20 +265,22 @@ def _fitted(
         configurations=len(found),
         scalars={
             one.name: FittedScalar(
-                value=_rounded(one.value),
-                prior=_rounded(one.prior),
-                sd=_rounded(one.sd),
+                value=rounded(one.value),
+                prior=rounded(one.prior),
+                sd=rounded(one.sd),
                 identified=one.state == "identified",
             )
             for one in fits
         },
-        error_before=_rounded(_typical(before, by_source)),
-        error_after=None if crossed is None else _rounded(_typical(crossed, by_source)),
-        residuals=_residuals(crossed),
+        error_before=rounded(_typical(before, by_source)),
+        error_after=None if crossed is None else rounded(_typical(crossed, by_source)),
+        residuals=kept_residuals(crossed),
     )
-    times = _parts(repricing, _with(base, values, key))
+    times = _parts(repricing, with_values(base, values, key))
     return Calibrated(
-        stack=_stack(base, name, values, fits, key, calibration, today),
+        stack=stack_with(
+            base, name, values, fits, key, calibration, _standardised(crossed, repricing), today
+        ),
         base=base,
         cost=key,
         rows=calibration.rows,
@@ -334,16 +353,6 @@ def _all(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(words)))
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
-
-
-def _with(base: Stack, values: Mapping[str, float], cost: str) -> Stack:
-    for name, value in values.items():
-        base = with_value(base, name, value, cost)
-    return base
-
-
 def evidence_of(found: Sequence[Configuration]) -> Evidence:
     """Noise by source, and weights by which a source counts as the root of its size."""
     sd, weight = np.empty(len(found)), np.empty(len(found))
@@ -402,6 +411,8 @@ def _scalar_fit(
     sd = chosen.solution.sd.get(one.name, one.sd)
     if one not in used:
         state = "not exercised"
+    elif not candidates:
+        state = "held"
     elif one not in candidates:
         state = "too few runs"
     elif one.name in chosen.stuck:
@@ -423,71 +434,15 @@ def _scalar_fit(
     )
 
 
-def _residuals(crossed: FloatArray | None) -> tuple[float, ...]:
+def _standardised(crossed: FloatArray | None, repricing: Repricing) -> list[float]:
+    """Residuals over the factor by which intervals of their class of runs are wider."""
     if crossed is None:
-        return ()
-    kept = np.sort(crossed)
-    if len(kept) > MOST_RESIDUALS:
-        kept = np.quantile(kept, (np.arange(MOST_RESIDUALS) + 0.5) / MOST_RESIDUALS)
-    return tuple(_rounded(float(each)) for each in kept)
-
-
-def conformal(residuals: Sequence[float], least: float) -> float:
-    """Half width (relative) that covers 80 % of runs like those that were left out.
-
-    The quantile of the residuals' sizes is the one of split-conformal prediction, rank
-    ``ceil(0.8 (n + 1))`` (Lei et al. 2018, arXiv 1604.04173). With fewer than ``ENOUGH`` it is the
-    largest, and not under ``least``.
-    """
-    sizes = sorted(abs(each) for each in residuals)
-    if len(sizes) < ENOUGH:
-        width = max([least, *map(math.expm1, sizes[-1:])])
-    else:
-        width = math.expm1(sizes[math.ceil(COVERED * (len(sizes) + 1)) - 1])
-    return min(width, 0.9)
-
-
-def _stack(
-    base: Stack,
-    name: str,
-    values: Mapping[str, float],
-    fits: Sequence[ScalarFit],
-    cost: str,
-    calibration: Calibration,
-    today: datetime.date | None,
-) -> Stack:
-    """The fitted stack: each number that moved says so, the others keep their sources."""
-    named = calibration.sources
-    words = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
-    date = (today or datetime.date.today()).isoformat()
-    fitted = (
-        f"trainplan calibrate, {calibration.rows} runs of {words}, cost {cost}, from {base.name}, "
-        f"{date}"
-    )
-    stack = _with(base, values, cost)
-    sources = dict(base.sources)
-    for one in scalars_of(base, cost):
-        if one.name in values:
-            sources |= dict.fromkeys(one.fields, fitted)
-    others = ", ".join(key for key in stack.in_situ if key != cost)
-    if others:
-        before = "" if base.calibration else f" ({base.sources.get('in_situ', 'no source')})"
-        sources["in_situ"] = f"{cost}: {fitted}; {others}: as in {base.name}{before}"
-    count = len(calibration.residuals)
-    sources["uncertainty"] = (
-        f"{fitted}: 80 % of errors of {calibration.configurations} configurations, each predicted "
-        "by a fit to others"
-        if count >= ENOUGH
-        else f"{fitted}: with {count} errors of runs left out, the largest of them or what was "
-        "assumed before"
-    )
-    return replace(
-        stack,
-        name=name,
-        uncertainty=_rounded(conformal(calibration.residuals, base.uncertainty)),
-        sources=sources,
-        calibration=calibration,
-    )
+        return []
+    factor = np.empty(len(crossed))
+    for members, one in zip(repricing.members, repricing.base, strict=True):
+        factor[members] = class_factor(one.model, one.pricer)
+    standard: list[float] = (crossed / factor).tolist()
+    return standard
 
 
 def _parts(repricing: Repricing, stack: Stack) -> list[dict[str, float]]:

@@ -149,6 +149,7 @@ def _assemble(entry: ClusterEntry, path: Path) -> Cluster:
             scale_out=out,
             leaf_nodes=entry.leaf_nodes,
             oversubscription=entry.oversubscription,
+            noise=entry.noise,
             collectives=_collectives(entry, device, (path.parent, home), up),
         )
     except ValueError as error:

@@ -51,9 +51,7 @@ Layers = Annotated[int, Field(ge=1, le=10_000)]
 Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Parameters = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Fusion = Literal[
-    "norm", "norm_residual", "bias_activation", "rope", "softmax", "cross_entropy"
-]
+Fusion = Literal["norm", "norm_residual", "bias_activation", "rope", "softmax", "cross_entropy"]
 Source = Annotated[str, Field(min_length=1)]
 UNSAID = "stated without a source"
 Zero = Literal[0, 1, 2, 3]
@@ -276,6 +274,7 @@ class ClusterEntry(Entry):
     scale_out: AnyLink | None = None
     leaf_nodes: Count | None = None
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
     collectives: Fits = []
     """Fitted on it; of two of one collective and group the first counts."""
     source: Source = UNSAID

@@ -20,7 +20,6 @@ from estimator.lower.slots import (
 )
 from estimator.model import Transformer
 
-
 FUSED_ROTARY = (2.0, 2.0)
 """Passes over queries and keys, forward and backward, of rotary positions in one kernel."""
 EAGER_ROTARY = (8.0, 19.0)

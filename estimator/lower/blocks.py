@@ -7,7 +7,6 @@ import numpy as np
 from estimator.lower.lowering import Lowering
 from estimator.lower.slots import FloatArray, Place
 
-
 FUSED_NORM = (2.0, 3.0)
 """Passes over the rows, forward and backward, of a norm that is one kernel each way."""
 EAGER_NORM = {"layernorm": (2.6, 8.4), "rmsnorm": (8.7, 41.0)}

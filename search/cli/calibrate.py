@@ -34,6 +34,10 @@ def calibrate(
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Of the runs that are left out in turn.")
     ] = 0,
+    interval_only: Annotated[
+        bool,
+        typer.Option("--interval-only", help="Move no number; measure the interval it deserves."),
+    ] = False,
     json: options.JsonFile = None,
 ) -> int:
     """Fit a stack to your runs, so that predictions are of your software and machines.
@@ -62,6 +66,7 @@ def calibrate(
         only=only or (),
         name=_name(output) if name is None else name,
         seed=seed,
+        interval_only=interval_only,
     )
     texts = {output: stack_yaml(found.stack).encode()}
     if json:

@@ -8,6 +8,7 @@ from estimator import Plan, Workload, estimate
 from estimator.catalog import load_cluster, load_model, load_stack
 from estimator.cost.roofline import roofline
 from estimator.intervals import (
+    EXPERTS,
     EXTRAPOLATED,
     LINKS,
     OTHER_COLLECTIVES,
@@ -21,6 +22,7 @@ from estimator.stack import Calibration
 
 CLUSTER = load_cluster("h100-sxm:64")
 ALL = (*collectives_of(CLUSTER), LINKS)
+DENSE = load_model("llama-3.1-8b")
 STACK = replace(load_stack("megatron"), uncertainty=0.1)
 
 
@@ -42,10 +44,20 @@ def calibration(cost="analytic", collectives=ALL):
 
 def test_a_stack_that_was_not_calibrated_keeps_its_width():
     pricer = roofline(CLUSTER.device)
-    assert half_width(STACK, CLUSTER, pricer) == pytest.approx(0.1)
+    assert half_width(STACK, DENSE, CLUSTER, pricer) == pytest.approx(0.1)
     guessed = replace(pricer, origin="extrapolated")
-    assert half_width(STACK, CLUSTER, guessed) == pytest.approx(0.1 * EXTRAPOLATED)
-    assert half_width(replace(STACK, uncertainty=0.8), CLUSTER, guessed) == WIDEST
+    assert half_width(STACK, DENSE, CLUSTER, guessed) == pytest.approx(0.1 * EXTRAPOLATED)
+    assert half_width(replace(STACK, uncertainty=0.8), DENSE, CLUSTER, guessed) == WIDEST
+
+
+def test_experts_and_noisy_machines_widen():
+    pricer = roofline(CLUSTER.device)
+    experts = load_model("mixtral-8x7b")
+    assert half_width(STACK, experts, CLUSTER, pricer) == pytest.approx(0.1 * EXPERTS)
+    # 3, 4, 5: what is not known and what scatters are independent.
+    noisy = replace(CLUSTER, noise=0.4)
+    wide = replace(STACK, uncertainty=0.3)
+    assert half_width(wide, DENSE, noisy, pricer) == pytest.approx(0.5)
 
 
 def test_use_under_what_it_was_not_fitted_with_widens():
