@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENOUGH = 9
 """Residuals that an 80 % quantile needs before it says more than the largest of them."""
 COVERED = 0.8
-MOST_RESIDUALS = 200
+MOST_RESIDUALS = 50
 DIGITS = 4
 """Of fitted values."""
 

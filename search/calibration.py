@@ -123,6 +123,8 @@ class FittedRun:
     crossed: float | None
     parts: Mapping[str, float]
     """Seconds by part, as fitted."""
+    factor: float
+    """By which intervals of its class of runs are wider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,10 +278,18 @@ def _fitted(
         error_after=None if crossed is None else rounded(_typical(crossed, by_source)),
         residuals=kept_residuals(crossed),
     )
+    factor = _factors(repricing)
     times = _parts(repricing, with_values(base, values, key))
     return Calibrated(
         stack=stack_with(
-            base, name, values, fits, key, calibration, _standardised(crossed, repricing), today
+            base,
+            name,
+            values,
+            fits,
+            key,
+            calibration,
+            () if crossed is None else (crossed / factor).tolist(),
+            today,
         ),
         base=base,
         cost=key,
@@ -293,6 +303,7 @@ def _fitted(
                 after=float(after[n]),
                 crossed=None if crossed is None else float(crossed[n]),
                 parts=times[n],
+                factor=float(factor[n]),
             )
             for n, one in enumerate(found)
         ),
@@ -434,15 +445,12 @@ def _scalar_fit(
     )
 
 
-def _standardised(crossed: FloatArray | None, repricing: Repricing) -> list[float]:
-    """Residuals over the factor by which intervals of their class of runs are wider."""
-    if crossed is None:
-        return []
-    factor = np.empty(len(crossed))
+def _factors(repricing: Repricing) -> FloatArray:
+    """By how much intervals of each run's class are wider, (N,)."""
+    factor = np.empty(len(repricing.runs))
     for members, one in zip(repricing.members, repricing.base, strict=True):
         factor[members] = class_factor(one.model, one.pricer)
-    standard: list[float] = (crossed / factor).tolist()
-    return standard
+    return factor
 
 
 def _parts(repricing: Repricing, stack: Stack) -> list[dict[str, float]]:

@@ -77,16 +77,18 @@ def load_link(name_or_path: Reference, *, gpus_per_node: int = 8) -> Link:
     return check(read_mapping(path), LinkEntry, path).noun(gpus_per_node)
 
 
-def load_stack(name_or_path: Reference) -> Stack:
+def load_stack(name_or_path: Reference, *, calibrated: bool = True) -> Stack:
     """A framework's habits by name or file. Every fault is a ``ValueError`` of one line.
 
-    A file may say ``extends: megatron`` and state only what differs.
+    A file may say ``extends: megatron`` and state only what differs. What it has under
+    ``calibrated`` was fitted to runs: no other file inherits it, and ``calibrated=False`` leaves it
+    out.
     """
     from estimator.catalog.check import check
     from estimator.catalog.schema import StackEntry
 
     path = locate("stacks", name_or_path)
-    values, sources = _stack_fields(path)
+    values, sources = _stack_fields(path, calibrated)
     return check(values, StackEntry, path).noun(sources)
 
 
@@ -142,7 +144,7 @@ def _model_entry(given: Reference) -> tuple[TransformerEntry, Path]:
     return check(read_mapping(path), TransformerEntry, path), path
 
 
-def _stack_fields(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _stack_fields(path: Path, calibrated: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a stack's fields, and where each comes from."""
     from estimator.catalog.schema import UNSAID
 
@@ -154,9 +156,14 @@ def _stack_fields(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if base not in names("stacks"):
             hint = unknown("stacks", str(base), names("stacks"))
             raise fault(path, f"extends: {hint}")
-        values, sources = _stack_fields(_HERE / "stacks" / f"{base}.yaml")
+        values, sources = _stack_fields(_HERE / "stacks" / f"{base}.yaml", calibrated=False)
         values.pop("calibration", None)  # of the base's own numbers, which may differ here
     general = content.pop("source", UNSAID)
+    fitted = content.pop("calibrated", {})
+    if not isinstance(fitted, dict):
+        raise fault(path, "calibrated: takes fields of a stack")
+    if calibrated:
+        content |= fitted
     for field, given in content.items():
         if isinstance(given, dict) and "value" in given:
             source = given.get("source")
