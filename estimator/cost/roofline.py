@@ -59,6 +59,10 @@ class Roofline:
     gemm_efficiency: Mapping[str, float]
     """Share of the dense peak that a large GEMM reaches, by dtype."""
     saturation_flops: float
+    grouped_rows: float
+    """Rows of an expert at which a grouped GEMM takes twice as long as one GEMM of all rows."""
+    grouped_rows_weight: float
+    """The same of a weight gradient, whose inner size they are."""
     gemm_overhead: float
     gemm_bandwidth: float
     """Share of memory bandwidth that operands of a GEMM reach."""
@@ -82,7 +86,8 @@ class Roofline:
                 dtype = gemm_dtype(workload, low_precision=low_precision)
                 starts = ops.starts[rows] * self.saturation_flops
                 flops = ops.flops[rows] + starts
-                seconds[rows] = self.gemm_seconds(flops, ops.bytes[rows], dtype, device)
+                one = self.gemm_seconds(flops, ops.bytes[rows], dtype, device)
+                seconds[rows] = one * self._grouped(ops, rows)
         rows = ops.rows("attention")
         if len(rows):
             kernel = self.kernel(stack.attention_kernel, device)
@@ -113,6 +118,14 @@ class Roofline:
                     above_leaf=ops.above_leaf[rows],
                 )
         return seconds * ops.count
+
+    def _grouped(self, ops: Columns, rows: NDArray[np.int64]) -> FloatArray:
+        """Factor on GEMMs by the rows of an expert; 1 where a launch holds one product."""
+        weight = np.array([ops.slots[i].phase == "backward_weight" for i in rows])[:, None]
+        half = np.where(weight, self.grouped_rows_weight, self.grouped_rows)
+        of_expert = np.maximum(np.where(weight, ops.k[rows], ops.m[rows]), 1.0)
+        factor: FloatArray = 1 + np.where(ops.starts[rows] > 1, half / of_expert, 0.0)
+        return factor
 
     def kernel(self, name: str, device: Device) -> AttentionKernel:
         """Constants of a fused attention kernel; ``ValueError`` where it has none here."""
@@ -179,6 +192,8 @@ def roofline(device: Device) -> Roofline:
         origin="analytic" if device.name in table["measured"] else "extrapolated",
         gemm_efficiency=gemm["efficiency"],
         saturation_flops=gemm["saturation_flops"],
+        grouped_rows=gemm["grouped_rows"],
+        grouped_rows_weight=gemm["grouped_rows_weight"],
         gemm_overhead=gemm["overhead_seconds"],
         gemm_bandwidth=memory["gemm_efficiency"],
         attention={

@@ -98,7 +98,10 @@ def _routed(low: Lowering, experts: Experts) -> None:
         weights=False,
     )
     row = sent * model.hidden * low.element
-    low.memory("permutation", "layer", forward=4 * row, backward=4 * row)
+    # Rows are read and written on either side of each exchange: twice where the exchange itself
+    # sorts them (DeepEP, HybridEP), else into and out of both the senders' and the experts' order.
+    passes = 4 if low.stack.deduplicated_dispatch else 8
+    low.memory("permutation", "layer", forward=passes * row, backward=passes * row)
     _dispatch(low, experts, rows / keys.etp)
     for name, n, k in (("expert up", halves * ffn, hidden), ("expert down", hidden, ffn)):
         # One product of all rows, cut into as many as a rank has experts.

@@ -1,10 +1,10 @@
 """Fit the shipped stacks to published runs, and write what was fitted into their files.
 
-Run as ``python tests/bench/calibrate_stacks.py RUNS.csv [--write]``. Each stack starts from its file
-without the block ``calibrated``, which ``--write`` replaces. Rows of role ``fit`` alone are read. A
-fit is kept where it lowers the median error of runs that it did not see: of parts left out in
-turn, and of sources left out where there are several. Elsewhere the numbers stay as they are, and
-only the interval is measured. One source cannot show how sources differ: errors before its fit
+Run as ``python tests/bench/calibrate_stacks.py RUNS.csv [--write]``. Each stack starts from its
+file without the block ``calibrated``, which ``--write`` replaces. Rows of role ``fit`` alone are
+read. A fit is kept where it lowers the median error of runs that it did not see: of parts left out
+in turn, and of sources left out where there are several. Elsewhere the numbers stay as they are,
+and only the interval is measured. One source cannot show how sources differ: errors before its fit
 count for the interval beside those of runs left out.
 """
 
