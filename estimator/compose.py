@@ -234,7 +234,7 @@ class Composition:
         critical = largest_row(forward + backward)
         row = np.arange(len(plans))
         on_stage, hidden, phases = self._critical_parts(
-            critical, layers[critical, row], again[critical, row], m, crossing
+            critical, layers[critical, row], again[critical, row], m, crossing[critical, row]
         )
         bubble = pipeline - m * (forward + backward)[critical, row]
         data, hidden_data = self._data_parallel(forward, backward, count, m)
@@ -299,16 +299,13 @@ class Composition:
         """Stage boundaries that a micro-batch crosses per stage and direction, shape (P,)."""
         return np.where(self.plans.pp > 1, self.plans.interleave, 0)
 
-    def crossing_seconds(self, forward: FloatArray, count: IntArray) -> FloatArray:
-        """Exposed seconds of one crossing, (P,): all of it, or what outlasts another chunk.
+    def crossing_seconds(self, forward: FloatArray) -> FloatArray:
+        """Exposed seconds of one crossing, (4, P): all of it, or what outlasts another chunk.
 
-        Args:
-            forward: seconds of a micro-batch on each stage class, (4, P).
-            count: stages of each class, (4, P).
+        ``forward`` holds the seconds of a micro-batch on each stage class, (4, P).
         """
         boundary, key = self.layers.boundary, self.key_P
-        chunk = np.where(count > 0, forward, np.inf).min(axis=0) / self.plans.interleave
-        outlasts = np.maximum(boundary.hidden[key, PP] - chunk, 0.0)
+        outlasts = np.maximum(boundary.hidden[key, PP] - forward / self.plans.interleave, 0.0)
         exposed: FloatArray = boundary.exposed[key, PP] + outlasts
         return exposed
 
@@ -321,7 +318,7 @@ class Composition:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Forward and backward seconds of a micro-batch per stage class, both (4, P).
 
-        Also the exposed seconds of one crossing, (P,), which both hold as often as stages cross.
+        Also the exposed seconds of one crossing, (4, P), which both hold as often as stages cross.
         """
         costs, key, one_stage = self.layers, self.key_P, self.plans.pp == 1
         forward, backward = np.zeros(layers.shape), np.zeros(layers.shape)
@@ -344,7 +341,7 @@ class Composition:
             side[3] += np.where(one_stage, 0.0, head)
         exists = count > 0
         train = self.workload.mode == "train"
-        crossing = self.crossing_seconds(forward, count)
+        crossing = self.crossing_seconds(forward)
         sent = self.crossings() * crossing
         return (forward + sent) * exists, (backward + sent) * exists * train, crossing
 

@@ -163,6 +163,9 @@ def _stack_fields(path: Path, calibrated: bool) -> tuple[dict[str, Any], dict[st
     if not isinstance(fitted, dict):
         raise fault(path, "calibrated: takes fields of a stack")
     if calibrated:
+        twice = sorted({"calibration"} & content.keys() & fitted.keys())
+        if twice:
+            raise fault(path, f"calibrated: {twice[0]} stands outside of it as well; keep one")
         content |= fitted
     for field, given in content.items():
         if isinstance(given, dict) and "value" in given:

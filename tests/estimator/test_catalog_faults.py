@@ -272,14 +272,14 @@ def test_bad_model_files(tmp_path, old, new, rule):
     assert rule in fault(load_model, write(tmp_path, MODEL.replace(old, new, 1)))
 
 
-STACK = (CATALOG / "stacks" / "megatron.yaml").read_text()
+STACK = (CATALOG / "stacks" / "megatron.yaml").read_text().split("\n# Fitted to published")[0]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "rule"),
     [
-        ("value: 0.4 ms", "value: 0.4", "launch_forward: 0.4 has no unit"),
-        ("value: 0.4 ms", "value: 0.4 ms\n  note: x", "launch_forward: takes a value and a source"),
+        ("value: 1.2 ms", "value: 1.2", "launch_forward: 1.2 has no unit"),
+        ("value: 1.2 ms", "value: 1.2 ms\n  note: x", "launch_forward: takes a value and a source"),
         ("value: 1.048", "value: 0.9", "reserved_ratio: must be greater than or equal to 1"),
         ("value: 0.62", "value: 1.62", "gradient_accumulation_traffic: must be less than or equal"),
         ("{analytic: 1.06, learned: 1.06}", "{}", "in_situ: "),
@@ -330,3 +330,24 @@ def test_bad_calibrations(tmp_path, old, new, rule):
     assert old in CALIBRATION
     path = write(tmp_path, STACK + CALIBRATION.replace(old, new, 1))
     assert rule in fault(load_stack, path)
+
+
+def test_what_was_fitted_is_not_inherited_and_stands_once(tmp_path):
+    """A child starts from its parent's own numbers; two calibrations are a contradiction."""
+    fitted = "calibrated:\n  step_seconds: {value: 50 ms, source: runs}\n  uncertainty: 0.07\n"
+    whole = load_stack(write(tmp_path, STACK + fitted))
+    bare = load_stack(write(tmp_path, STACK))
+    assert (whole.step_seconds, whole.uncertainty) == (0.05, 0.07)
+    assert load_stack(write(tmp_path, STACK + fitted), calibrated=False) == bare
+    child = load_stack(write(tmp_path, "name: mine\nextends: composer\n"))
+    assert child.calibration is None
+    assert child.step_seconds == load_stack("composer", calibrated=False).step_seconds
+    assert child.step_seconds != load_stack("composer").step_seconds
+    assert "calibrated: takes fields of a stack" in fault(
+        load_stack, write(tmp_path, STACK + "calibrated: 3\n")
+    )
+    inner = CALIBRATION.strip().replace("\n", "\n  ")
+    twice = f"{STACK}{CALIBRATION}calibrated:\n  {inner}\n"
+    assert "calibrated: calibration stands outside of it as well" in fault(
+        load_stack, write(tmp_path, twice)
+    )
