@@ -83,7 +83,7 @@ class Passes:
     gather_marks: IntArray
     """Tasks of the first forward of each chunk that wait for a bucket of weights; (S, V, n)."""
     reduce_marks: IntArray
-    """Tasks of the last backward of each chunk that send one of gradients off; (S, V, n)."""
+    """Tasks of the backwards in pieces that send a bucket of gradients off; (S, m, V, n)."""
     gradients_in: int
     """The phase that ends with a micro-batch's gradients."""
     final: IntArray
@@ -97,7 +97,8 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     stages, chunks, m = work.stages, work.chunks, work.micro_batches
     per_chunk = -(-work.buckets // chunks)
     gather = per_chunk if work.overlap_param and work.weights.any() else 1
-    reduce = per_chunk if work.overlap_grad and work.gradients.any() else 1
+    every = bool(work.every_gradients.any())
+    reduce = per_chunk if work.overlap_grad and (every or work.gradients.any()) else 1
     shape = order.phase.shape
     stage = np.broadcast_to(np.arange(stages)[:, None], shape)
     cell = (order.phase, stage, order.micro_batch, order.chunk)
@@ -109,7 +110,7 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     split = np.where(
         order.phase == FORWARD,
         order.micro_batch == 0,
-        (order.phase == ending) & (order.micro_batch == final[stage, order.chunk]),
+        (order.phase == ending) & (every | (order.micro_batch == final[stage, order.chunk])),
     )
     made = [
         templates(phase, s, c, buckets)
@@ -129,13 +130,12 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     following[tuple(index[:, :-1] for index in cell)] = in_order[:, 1:]
     _launch_queue(made, which, base, shape, rows)
     based = _by_cell(base, cell, place.shape)
-    s, c = np.arange(stages)[:, None], np.arange(chunks)
     return Passes(
         first=first,
         last=last,
         following=following,
         gather_marks=based[FORWARD][:, 0, :, None] + _marks(made, FORWARD, stages, chunks),
-        reduce_marks=based[ending][s, final, c][..., None] + _marks(made, ending, stages, chunks),
+        reduce_marks=based[ending][..., None] + _marks(made, ending, stages, chunks)[:, None],
         gradients_in=ending,
         final=final,
         first_of_stage=in_order[:, 0],
