@@ -182,7 +182,7 @@ def _one_layer(
     def total(stream: Stream, phases: tuple[Phase, ...], again: str | None = None) -> FloatArray:
         return sums("layer", stream, phases, again, layer=layer)
 
-    loose, window, core = _backward_rows(ops, seconds, layer)
+    loose, shielded, core = _backward_rows(ops, seconds, layer)
     experts = any(slot.stream == "ep" and slot.layer == layer for slot in ops.slots)
     launch = stack.launch_experts * experts
     launch_forward = stack.launch_forward + launch
@@ -209,7 +209,7 @@ def _one_layer(
                 compute=total("compute", BACKWARD) + repeated,
                 tp=total("tp", BACKWARD) + total("tp", FORWARD, kind),
                 tp_loose=loose * stack.async_tp_backward,
-                tp_window=window,
+                tp_window=shielded,
                 cp=total("cp", BACKWARD) + total("cp", FORWARD, kind),
                 ep=total("ep", BACKWARD) + total("ep", FORWARD, kind),
                 attention=core + attention_again,
@@ -235,12 +235,18 @@ def _backward_rows(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Three sums over a layer's backward, each (U,).
 
-    Collectives that run beside their own GEMMs, those GEMMs, and the attention core.
+    Collectives that run beside their own GEMMs, how much of them those hide, and the attention
+    core. Gradients of inputs are reduced once they are there, beside the weights' GEMM; what that
+    reads is gathered beside the inputs' GEMM.
     """
     core = {slot.name for slot in ops.slots if "selective" in slot.recomputed_by}
     mine = [(i, slot) for i, slot in enumerate(ops.slots) if slot.layer == layer]
     loose = [i for i, slot in mine if slot.asynchronous]
-    shields = [i for i, slot in mine if slot.shields]
+    shielded = np.zeros(seconds.shape[1])
+    for phase, other in (BACKWARD, BACKWARD[::-1]):
+        own = [i for i in loose if ops.slots[i].phase == phase]
+        beside = [i for i, slot in mine if slot.shields and slot.phase == other]
+        shielded += np.minimum(seconds[own].sum(axis=0), seconds[beside].sum(axis=0))
     attention = [
         i
         for i, slot in mine
@@ -248,7 +254,7 @@ def _backward_rows(
     ]
     return (
         seconds[loose].sum(axis=0),
-        seconds[shields].sum(axis=0),
+        shielded,
         seconds[attention].sum(axis=0),
     )
 
