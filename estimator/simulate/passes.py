@@ -21,6 +21,8 @@ from estimator.simulate.rows import COMPUTE, LAYER_GROUP, Rows
 HELD_LAUNCHES = 32
 """Layers that a host may launch ahead of the device: a queue of 1024 kernels (CUDA's) holds about
 that many, at some thirty kernels each."""
+HELD_WEIGHTS = 2
+"""Layers whose weights are gathered at a time under zero=3: the running one and the next."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +46,10 @@ class Template:
     launches: list[int] = field(default_factory=list)
     launched: list[int] = field(default_factory=list)
     """The last task of what each launch sends to the device."""
+    gathers: list[int] = field(default_factory=list)
+    """Of each layer, the task that gathers its weights; -1 where none does."""
+    gathered: list[int] = field(default_factory=list)
+    """The last task that reads them."""
 
 
 Templates = Callable[[int, int, int, int], Template]
@@ -128,7 +134,11 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     in_order = first[cell]
     following = np.full(place.shape, -1)
     following[tuple(index[:, :-1] for index in cell)] = in_order[:, 1:]
-    _launch_queue(made, which, base, shape, rows)
+    for begins, ends, held in (
+        ("launches", "launched", HELD_LAUNCHES),
+        ("gathers", "gathered", HELD_WEIGHTS),
+    ):
+        _queue(made, which, base, shape[1], rows, begins, ends, held)
     based = _by_cell(base, cell, place.shape)
     return Passes(
         first=first,
@@ -188,20 +198,27 @@ def _ragged(lengths: IntArray) -> tuple[IntArray, IntArray]:
     return owner, np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
 
 
-def _launch_queue(
-    made: list[Template], which: IntArray, base: IntArray, shape: tuple[int, ...], rows: Rows
+def _queue(
+    made: list[Template],
+    which: IntArray,
+    base: IntArray,
+    passes: int,
+    rows: Rows,
+    begins: str,
+    ends: str,
+    held: int,
 ) -> None:
-    """A host may run ahead of its device by so many launches, then waits for the oldest."""
-    counts = _each(made, which, lambda t: len(t.launches))
+    """What begins ahead on a stage may do so by ``held`` of its kind, then waits for the oldest."""
+    counts = _each(made, which, lambda t: len(getattr(t, begins)))
     if not counts.any():
         return
-    starts = np.concatenate(([0], np.cumsum([len(t.launches) for t in made])[:-1]))
+    starts = np.concatenate(([0], np.cumsum([len(getattr(t, begins)) for t in made])[:-1]))
     owner, inner = _ragged(counts)
-    launch = starts[which][owner] + inner
-    begins, ends = (
-        base[owner] + np.array([v for t in made for v in getattr(t, name)])[launch]
-        for name in ("launches", "launched")
+    entry = starts[which][owner] + inner
+    begin, end = (
+        np.array([v for t in made for v in getattr(t, name)])[entry] for name in (begins, ends)
     )
-    stage = owner // shape[1]
-    same = stage[:-HELD_LAUNCHES] == stage[HELD_LAUNCHES:]
-    rows.edge(ends[:-HELD_LAUNCHES][same], begins[HELD_LAUNCHES:][same])
+    stage = owner // passes
+    waits = (stage[:-held] == stage[held:]) & (begin[held:] >= 0)
+    begin, end = base[owner] + begin, base[owner] + end
+    rows.edge(end[:-held][waits], begin[held:][waits])

@@ -126,7 +126,9 @@ def simulate(
     work = stage_work(composed, in_flight(plans, position, micro_batches))
     if detail not in DETAILS:
         raise ValueError(f"detail={detail} must be one of {', '.join(DETAILS)}")
-    templates, names = operator_passes(composed, plan) if detail == "ops" else (None, NAMES)
+    templates, names = (
+        operator_passes(composed, plan, work.shares) if detail == "ops" else (None, NAMES)
+    )
     built = build(
         work,
         plan,

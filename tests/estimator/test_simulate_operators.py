@@ -30,13 +30,16 @@ def ops(plan: Plan, **more: object) -> Simulation:
 
 
 def check_busy(value: Simulation) -> None:
-    """Seconds by kind and stage: exposed and hidden ones of all micro-batches together."""
+    """Seconds by kind and stage: exposed and hidden ones of all micro-batches together.
+
+    What gathering takes from compute is neither.
+    """
     work, tasks = value.work, value.tasks
     both = (work.forward + work.backward).sum(axis=1)
     every = work.micro_batches * (both[:, :PARTS] + both[:, PARTS:])
-    in_passes = tasks.phase < 2
+    in_passes, beside = tasks.phase < 2, tasks.names.index("interference")
     for part, kind in ((COMPUTE, "compute"), (TP, "tp"), (CP, "cp"), (EP, "ep"), (DP, "dp")):
-        of_kind = in_passes & (tasks.kind == KINDS.index(kind))
+        of_kind = in_passes & (tasks.kind == KINDS.index(kind)) & (tasks.name != beside)
         busy = np.bincount(
             value.built.stage[of_kind], tasks.seconds[of_kind], minlength=work.stages
         )
