@@ -279,12 +279,12 @@ def _pass(
     """
     nothing = np.zeros_like(compute)
     cp_all, ep_all = cp + nothing, ep + nothing
-    # Dispatch waits in line with the kernels, so launches run ahead during it as well.
-    queue = compute + ep_all
-    host = (queue**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - queue
-    tp_bound = tp - np.minimum(tp_loose, tp_window + host)
-    tp_exposed = tp_bound * (1 - stack.hidden_tp * overlap_tp)
+    kept_tp = 1 - stack.hidden_tp * overlap_tp
     cp_exposed = np.maximum(stack.exposed_cp * cp_all, cp_all - stack.hiding_cp * attention)
+    # Collectives wait in line with the kernels, so launches run ahead during them as well.
+    queue = compute + ep_all + cp_exposed + kept_tp * (tp - np.minimum(tp_loose, tp_window))
+    host = (queue**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - queue
+    tp_exposed = kept_tp * (tp - np.minimum(tp_loose, tp_window + host))
     busy = compute + host + tp_exposed + cp_exposed + ep_all
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)
     dp_exposed = np.maximum(longer + stack.interference_zero3 * shorter - busy, 0.0)
