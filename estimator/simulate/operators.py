@@ -289,10 +289,16 @@ class _Maker:
         """A task of the chain; of an overlapped collective only what GEMMs do not hide."""
         stream = one.slot.stream
         if stream == "tp" and self.hidden_tp:
-            writer.main(seconds * (1 - self.hidden_tp), stream, one.name)
-            writer.add(seconds * self.hidden_tp, "tp", one.name, writer.chain)
+            writer.chain = [self._beside(writer, one, seconds, writer.chain)]
             return
         writer.main(seconds, stream, one.name)
+
+    def _beside(self, writer: Writer, one: Priced, seconds: float, after: list[int]) -> int:
+        """A tensor-parallel collective; nothing waits for what GEMMs hide of it."""
+        number = writer.add(seconds * (1 - self.hidden_tp), "tp", one.name, after)
+        if self.hidden_tp:
+            writer.add(seconds * self.hidden_tp, "tp", one.name, [number])
+        return number
 
     def _backward(self, writer: Writer, slots: list[Priced], weight: float) -> None:
         """Slots in reverse; weights' gradients and loose collectives off the chain."""
@@ -312,7 +318,7 @@ class _Maker:
             beside = [one for one in beside if one.slot.asynchronous and asynchronous]
             before = writer.chain
             regathered = [
-                writer.add(one.seconds * weight, "tp", one.name, before)
+                self._beside(writer, one, one.seconds * weight, before)
                 for one in beside
                 if one.slot.phase == "backward_weight"
             ]
@@ -335,7 +341,7 @@ class _Maker:
                     if one.slot.stream == "cp"
                 ]
             reduced = [
-                writer.add(one.seconds * weight, "tp", one.name, writer.chain)
+                self._beside(writer, one, one.seconds * weight, writer.chain)
                 for one in beside
                 if one.slot.phase == "backward_input"
             ]
