@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from estimator.lower.keys import Keys
 from estimator.lower.lowering import BACKWARD
-from estimator.lower.slots import Columns, FloatArray, Phase, Place, Stream
+from estimator.lower.slots import Columns, FloatArray, Phase, Place, Slot, Stream
 from estimator.plan import CHOICES
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -236,17 +236,11 @@ def _backward_rows(
     """Three sums over a layer's backward, each (U,).
 
     Collectives that run beside their own GEMMs, how much of them those hide, and the attention
-    core. Gradients of inputs are reduced once they are there, beside the weights' GEMM; what that
-    reads is gathered beside the inputs' GEMM.
+    core.
     """
     core = {slot.name for slot in ops.slots if "selective" in slot.recomputed_by}
     mine = [(i, slot) for i, slot in enumerate(ops.slots) if slot.layer == layer]
     loose = [i for i, slot in mine if slot.asynchronous]
-    shielded = np.zeros(seconds.shape[1])
-    for phase, other in (BACKWARD, BACKWARD[::-1]):
-        own = [i for i in loose if ops.slots[i].phase == phase]
-        beside = [i for i, slot in mine if slot.shields and slot.phase == other]
-        shielded += np.minimum(seconds[own].sum(axis=0), seconds[beside].sum(axis=0))
     attention = [
         i
         for i, slot in mine
@@ -254,9 +248,29 @@ def _backward_rows(
     ]
     return (
         seconds[loose].sum(axis=0),
-        shielded,
+        _shielded(mine, seconds),
         seconds[attention].sum(axis=0),
     )
+
+
+def _shielded(mine: list[tuple[int, Slot]], seconds: FloatArray) -> FloatArray:
+    """Seconds of collectives that the GEMMs they lead to hide, (U,).
+
+    Gradients of inputs are reduced once they are there, beside the weights' GEMM; what that reads
+    is gathered beside the inputs' GEMM.
+    """
+    total = np.zeros(seconds.shape[1])
+    names = list(dict.fromkeys(slot.name for _, slot in mine if slot.asynchronous))
+    sums = {(name, phase, side): total for name in names for phase in BACKWARD for side in (0, 1)}
+    name = ""
+    for i, slot in mine:
+        name = slot.name if slot.asynchronous else name
+        if name and (slot.asynchronous or slot.shields):
+            sums[name, slot.phase, slot.shields] = sums[name, slot.phase, slot.shields] + seconds[i]
+    for name in names:
+        for phase, other in (BACKWARD, BACKWARD[::-1]):
+            total = total + np.minimum(sums[name, phase, False], sums[name, other, True])
+    return total
 
 
 def _pass(
