@@ -182,7 +182,7 @@ def _one_layer(
     def total(stream: Stream, phases: tuple[Phase, ...], again: str | None = None) -> FloatArray:
         return sums("layer", stream, phases, again, layer=layer)
 
-    loose, shielded, core = _backward_rows(ops, seconds, layer)
+    loose, shielded, core = _backward_rows(ops, seconds, layer, keys)
     experts = any(slot.stream == "ep" and slot.layer == layer for slot in ops.slots)
     launch = stack.launch_experts * experts
     launch_forward = stack.launch_forward + launch
@@ -231,7 +231,7 @@ def _scaled(one: Pass, factor: bool) -> Pass:
 
 
 def _backward_rows(
-    ops: Columns, seconds: FloatArray, layer: int
+    ops: Columns, seconds: FloatArray, layer: int, keys: Keys
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Three sums over a layer's backward, each (U,).
 
@@ -248,16 +248,16 @@ def _backward_rows(
     ]
     return (
         seconds[loose].sum(axis=0),
-        _shielded(mine, seconds),
+        _shielded(mine, seconds, keys),
         seconds[attention].sum(axis=0),
     )
 
 
-def _shielded(mine: list[tuple[int, Slot]], seconds: FloatArray) -> FloatArray:
+def _shielded(mine: list[tuple[int, Slot]], seconds: FloatArray, keys: Keys) -> FloatArray:
     """Seconds of collectives that the GEMMs they lead to hide, (U,).
 
-    Gradients of inputs are reduced once they are there, beside the weights' GEMM; what that reads
-    is gathered beside the inputs' GEMM.
+    Gradients of inputs are reduced once they are there, beside the weights' GEMM unless that is put
+    off; what that reads is gathered beside the inputs' GEMM.
     """
     total = np.zeros(seconds.shape[1])
     names = list(dict.fromkeys(slot.name for _, slot in mine if slot.asynchronous))
@@ -267,9 +267,11 @@ def _shielded(mine: list[tuple[int, Slot]], seconds: FloatArray) -> FloatArray:
         name = slot.name if slot.asynchronous else name
         if name and (slot.asynchronous or slot.shields):
             sums[name, slot.phase, slot.shields] = sums[name, slot.phase, slot.shields] + seconds[i]
+    of_input, of_weight = BACKWARD
     for name in names:
-        for phase, other in (BACKWARD, BACKWARD[::-1]):
-            total = total + np.minimum(sums[name, phase, False], sums[name, other, True])
+        reduced = np.minimum(sums[name, of_input, False], sums[name, of_weight, True])
+        total = total + np.where(keys.puts_off == 1, 0.0, reduced)
+        total = total + np.minimum(sums[name, of_weight, False], sums[name, of_input, True])
     return total
 
 
