@@ -203,7 +203,8 @@ def _parts_of_a_period(work: StageWork, built: Built, timing: Timing, rank: int)
     """
     tasks = built.tasks
     first, last = np.full(built.ranks, np.inf), np.zeros(built.ranks)
-    passes = tasks.phase < STEP
+    # Receives and launches are posted long before the first pass runs.
+    passes = (tasks.phase < STEP) & (tasks.resource == COMPUTE)
     np.minimum.at(first, tasks.rank[passes], timing.start[passes])
     np.maximum.at(last, tasks.rank, timing.end)
     # What the first stage waits for, its weights, every stage waits for in its turn.
