@@ -167,13 +167,20 @@ def _estimate(composed: Composition, closed: Estimate) -> Estimate:
     plan = composed.plans[0]
     work = stage_work(composed, held(composed))
     few = fewer(work, plan)
-    if few < work.micro_batches:
-        short = replace(work, micro_batches=few)
-        built, timing = _run(short, plan)
-        repeated = repetition(short, plan, built, timing, work.micro_batches - few)
-        if repeated is not None:
-            return measured(closed, short, built, timing, "stages", repeated)
-    built, timing = _run(work, plan)
+    short, guess = replace(work, micro_batches=few), None
+    if few >= 2 * plan.pp and not work.every_gradients.any():
+        # What data-parallel traffic comes to beside compute shows in a short step already.
+        first, begun = _run(replace(work, micro_batches=plan.pp), plan)
+        traffic = (first.tasks.resource == DP) & (first.tasks.seconds > 0)
+        guess = (begun.end - begun.start)[traffic]
+    built, timing = _run(short, plan, guess)
+    left_out = work.micro_batches - few
+    if not left_out:
+        return measured(closed, work, built, timing, "stages")
+    repeated = repetition(short, plan, built, timing, left_out)
+    if repeated is not None:
+        return measured(closed, short, built, timing, "stages", repeated)
+    built, timing = _run(work, plan, guess)
     return measured(closed, work, built, timing, "stages")
 
 
@@ -196,9 +203,9 @@ def _one(composed: Composition, row: int) -> Composition:
     )
 
 
-def _run(work: StageWork, plan: Plan) -> tuple[Built, Timing]:
+def _run(work: StageWork, plan: Plan, guess: FloatArray | None = None) -> tuple[Built, Timing]:
     built = build(work, plan)
-    timing = run_beside(built.tasks, traffic=DP, compute=COMPUTE, share=work.hiding)
+    timing = run_beside(built.tasks, traffic=DP, compute=COMPUTE, share=work.hiding, guess=guess)
     return built, timing
 
 

@@ -20,8 +20,8 @@ from estimator.simulate.orders import LAGS
 from estimator.simulate.ranks import Built
 from estimator.simulate.rows import COMPUTE
 
-WINDOWS = 4
-"""Times what is in flight at most: filling, settling, repeating, draining."""
+WINDOWS = 3
+"""Times what is in flight at most: settling, repeating, draining; a group more repeats."""
 ALIKE = 1e-12
 """Share of the makespan within which two times are the same."""
 
@@ -35,9 +35,9 @@ class Repeated:
 
 
 def _in_flight(work: StageWork, plan: Plan) -> int:
-    """Micro-batches between whose first and last pass another one's may lie, at most."""
+    """How many micro-batches a stage may begin between the first and the last pass of one."""
     if plan.interleave > 1:
-        return 3 * plan.pp
+        return 2 * plan.pp + 1
     return LAGS.get(plan.schedule, 1) * plan.pp
 
 
@@ -50,7 +50,7 @@ def fewer(work: StageWork, plan: Plan) -> int:
     m, group = work.micro_batches, _group(plan)
     if work.every_gradients.any() or work.crossing or plan.schedule == "gpipe" or m % group:
         return m
-    few = WINDOWS * _in_flight(work, plan)
+    few = WINDOWS * _in_flight(work, plan) + group
     return min(m, few + (m - few) % group)
 
 
