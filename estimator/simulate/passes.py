@@ -59,14 +59,15 @@ _COLUMNS = ("seconds", "resource", "kind", "name", "mix", "scope")
 
 def whole_passes(work: StageWork) -> Templates:
     """A pass as one task, or as equal pieces where buckets are due within it."""
-    seconds = work.passes[..., :PARTS].sum(axis=-1)
+    seconds = work.passes[..., :PARTS].sum(axis=-1).tolist()
+    kind = KINDS.index("compute")
 
     def template(phase: int, stage: int, chunk: int, buckets: int) -> Template:
-        mix = len(KINDS) + int(np.ravel_multi_index((phase, stage, chunk), seconds.shape))
+        mix = len(KINDS) + (phase * work.stages + stage) * work.chunks + chunk
         return Template(
-            seconds=[float(seconds[phase, stage, chunk]) / buckets] * buckets,
+            seconds=[seconds[phase][stage][chunk] / buckets] * buckets,
             resource=[COMPUTE] * buckets,
-            kind=[KINDS.index("compute")] * buckets,
+            kind=[kind] * buckets,
             name=[phase] * buckets,
             mix=[mix] * buckets,
             scope=[LAYER_GROUP] * buckets,
