@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 
 import numpy as np
 
 from estimator.lower.slots import FloatArray, IntArray
-from estimator.simulate.engine import Timing, run
+from estimator.simulate.engine import Timing, run, sweep, wire
 from estimator.simulate.graph import IdArray, Tasks
 
 ROUNDS = 24
@@ -47,6 +46,7 @@ def run_beside(
     moved = np.flatnonzero((tasks.resource == traffic) & (tasks.seconds > 0))
     if not len(moved) or (share >= 1 and slowdown <= 0):
         return run(tasks, compiled=compiled)
+    wired = wire(tasks, compiled=compiled)
     working = np.flatnonzero((tasks.resource == compute) & (tasks.seconds > 0))
     sides = [
         _Side(tasks, mine, others, rate)
@@ -60,7 +60,7 @@ def run_beside(
     if guess is not None and len(guess) == len(moved):
         seconds = seconds.copy()
         seconds[moved] = guess
-    timing = run(replace(tasks, seconds=seconds), compiled=compiled)
+    timing = sweep(wired, seconds)
     for _ in range(ROUNDS):
         changed = seconds.copy()
         for side in sides:
@@ -68,7 +68,7 @@ def run_beside(
         if np.abs(changed - seconds).max() <= AGREED * timing.makespan:
             break
         seconds = changed
-        timing = run(replace(tasks, seconds=seconds), compiled=compiled)
+        timing = sweep(wired, seconds)
     return timing
 
 
@@ -96,29 +96,30 @@ class _Side:
         np.maximum.at(ready, self.waiting, timing.end[self.before])
         stretched = self.base[self.mine]
         for at, beside in self.groups:
-            moments = _progress(timing.start[beside], timing.end[beside], self.rate)
-            edges, work = (side.tolist() for side in moments)
+            edges, work = _progress(timing.start[beside], timing.end[beside], self.rate)
+            latest, all_work = float(edges[-1]), float(work[-1])
             clock = 0.0
             begins, base = ready[at].tolist(), stretched[at].tolist()
             for i, (begin, seconds) in enumerate(zip(begins, base, strict=True)):
                 begin = max(clock, begin)
                 done = _between(begin, edges, work) + seconds
-                if done <= work[-1]:
+                if done <= all_work:
                     clock = _between(done, work, edges)
                 else:
-                    clock = max(begin, edges[-1]) + done - work[-1]
+                    clock = max(begin, latest) + done - all_work
                 base[i] = clock - begin
             stretched[at] = base
         return stretched
 
 
-def _between(x: float, xs: list[float], ys: list[float]) -> float:
-    """``np.interp`` of one number, many times as fast."""
+def _between(x: float, xs: FloatArray, ys: FloatArray) -> float:
+    """``np.interp`` of one number, several times as fast."""
     at = bisect_right(xs, x)
     if at == len(xs):
-        return ys[-1]
-    low, high = xs[at - 1], xs[at]
-    return ys[at - 1] + (x - low) * (ys[at] - ys[at - 1]) / (high - low)
+        return float(ys[-1])
+    low, high = float(xs[at - 1]), float(xs[at])
+    below = float(ys[at - 1])
+    return below + (x - low) * (float(ys[at]) - below) / (high - low)
 
 
 def _by_rank(ranks: IdArray, tasks: Tasks) -> list[IntArray]:
