@@ -238,3 +238,27 @@ def test_exchanges_that_nothing_hides_are_their_own_sum(gaps: list[Gap]) -> None
             spread = float(np.ptp(work.gradients) + np.ptp(work.weights) + np.ptp(work.optimizer))
             most = spread + work.tied + EXACT * each.step
             assert abs(each.causes["data parallel"]) <= most
+
+
+def test_operators_take_as_long_as_their_layers() -> None:
+    """Where no share is fitted: the same to the last digit, or less by what order hides of tp."""
+    unhidden: dict[str, Any] = {
+        "overlap_grad": False,
+        "overlap_param": False,
+        "overlap_tp": False,
+        "overlap_p2p": False,
+    }
+    stack = replace(ANY, launch_forward=0.0, launch_backward=0.0)
+    random = np.random.default_rng(3)
+    seen = 0
+    while seen < 60:
+        plan = replace(draw(random), **unhidden)
+        if plan.cp > 1 or plan.zero > 1 or plan.schedule == "zb-h2":
+            continue
+        seen += 1
+        layers, operators = (
+            simulate(MODEL, WORKLOAD, CLUSTER, plan, stack=stack, detail=detail).makespan
+            for detail in ("stages", "ops")
+        )
+        share = operators / layers - 1
+        assert (-0.02 if plan.tp > 1 else -EXACT) <= share <= EXACT, (share, plan)
