@@ -36,7 +36,7 @@ from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
 from estimator.plan import CHOICES, Plan, Plans
-from estimator.schedule import ZB_H1, pipeline_seconds
+from estimator.schedule import ZB_H1, last_passes, pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -237,7 +237,7 @@ class Composition:
             critical, layers[critical, row], again[critical, row], m, crossing[critical, row]
         )
         bubble = pipeline - m * (forward + backward)[critical, row]
-        data, hidden_data = self._data_parallel(forward, backward, count, m)
+        data, hidden_data = self._data_parallel(forward, backward, weight, count, m)
         optimizer = self.update().max(axis=0)
         train = self.workload.mode == "train"
         scale = self.scale()
@@ -448,13 +448,19 @@ class Composition:
         }
 
     def _data_parallel(
-        self, forward: FloatArray, backward: FloatArray, count: IntArray, m: IntArray
+        self,
+        forward: FloatArray,
+        backward: FloatArray,
+        weight: FloatArray | None,
+        count: IntArray,
+        m: IntArray,
     ) -> tuple[FloatArray, FloatArray]:
         """Exposed and hidden seconds of gradients and weights outside the layers, both (P,).
 
         Gradients hide behind the last backward (with interleaving, behind all that follows the
-        first chunk's last backward), gathered weights behind the next forward. A stage that ends
-        before the first has that much more time.
+        first chunk's last backward; where weight gradients are put off, behind the last of these),
+        gathered weights behind the next forward. A stage that ends before the first has that much
+        more time.
         """
         plans, stack = self.plans, self.stack
         if self.workload.mode != "train":
@@ -465,20 +471,28 @@ class Composition:
         both = forward + backward
         v = plans.interleave
         later = np.where(v > 1, (1 - 1 / v) * np.minimum(m, plans.pp), 0.0)
-        window = backward / v + later * both
+        ending, slack = last_passes(backward, weight, count, plans)
+        window = ending / v + later * both
         grad_on = overlaps(plans.overlap_grad, stack.overlap_grad) == 1
         param_on = overlaps(plans.overlap_param, stack.overlap_param) == 1
         exposed = self._beside(final, window, grad_on) + self._beside(gather, forward, param_on)
         exposed = exposed + traffic["tied"]
-        slack = (np.cumsum(count * backward, axis=0) - count * backward) / v
         after = np.maximum((exposed - slack).max(axis=0), 0.0)
-        after = after + (m - 1) * self._beside(scatter, backward, grad_on).max(axis=0)
+        # What each micro-batch leaves exposed makes the slowest stage of a steady pipeline slower.
+        slower = both + self._beside(scatter, ending, grad_on, each=v)
+        after = after + (m - 1) * (slower.max(axis=0) - both.max(axis=0))
         all_traffic = (final + gather).max(axis=0) + (m - 1) * scatter.max(axis=0)
         return after, np.maximum(all_traffic - after, 0.0)
 
-    def _beside(self, traffic: FloatArray, window: FloatArray, on: IntArray) -> FloatArray:
-        """What stays exposed of traffic that may hide in a window: its last bucket at least."""
+    def _beside(
+        self, traffic: FloatArray, window: FloatArray, on: IntArray, each: IntArray | int = 1
+    ) -> FloatArray:
+        """What stays exposed of traffic that may hide in a window: its last bucket at least.
+
+        ``each`` parts of both end with such a bucket.
+        """
         stack = self.stack
-        hidden = np.maximum(stack.exposed_dp * traffic, traffic - stack.hiding_dp * window)
+        least = np.minimum(stack.exposed_dp * each, 1.0) * traffic
+        hidden = np.maximum(least, traffic - stack.hiding_dp * window)
         exposed: FloatArray = np.where(on, hidden, traffic)
         return exposed

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from estimator.lower.keys import Keys
 from estimator.lower.lowering import BACKWARD
-from estimator.lower.slots import Columns, FloatArray, Phase, Place, Stream
+from estimator.lower.slots import Columns, FloatArray, Phase, Place, Slot, Stream
 from estimator.plan import CHOICES
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -182,7 +182,7 @@ def _one_layer(
     def total(stream: Stream, phases: tuple[Phase, ...], again: str | None = None) -> FloatArray:
         return sums("layer", stream, phases, again, layer=layer)
 
-    loose, window, core = _backward_rows(ops, seconds, layer)
+    loose, shielded, core = _backward_rows(ops, seconds, layer, keys)
     experts = any(slot.stream == "ep" and slot.layer == layer for slot in ops.slots)
     launch = stack.launch_experts * experts
     launch_forward = stack.launch_forward + launch
@@ -209,7 +209,7 @@ def _one_layer(
                 compute=total("compute", BACKWARD) + repeated,
                 tp=total("tp", BACKWARD) + total("tp", FORWARD, kind),
                 tp_loose=loose * stack.async_tp_backward,
-                tp_window=window,
+                tp_window=shielded,
                 cp=total("cp", BACKWARD) + total("cp", FORWARD, kind),
                 ep=total("ep", BACKWARD) + total("ep", FORWARD, kind),
                 attention=core + attention_again,
@@ -231,16 +231,16 @@ def _scaled(one: Pass, factor: bool) -> Pass:
 
 
 def _backward_rows(
-    ops: Columns, seconds: FloatArray, layer: int
+    ops: Columns, seconds: FloatArray, layer: int, keys: Keys
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Three sums over a layer's backward, each (U,).
 
-    Collectives that run beside their own GEMMs, those GEMMs, and the attention core.
+    Collectives that run beside their own GEMMs, how much of them those hide, and the attention
+    core.
     """
     core = {slot.name for slot in ops.slots if "selective" in slot.recomputed_by}
     mine = [(i, slot) for i, slot in enumerate(ops.slots) if slot.layer == layer]
     loose = [i for i, slot in mine if slot.asynchronous]
-    shields = [i for i, slot in mine if slot.shields]
     attention = [
         i
         for i, slot in mine
@@ -248,9 +248,31 @@ def _backward_rows(
     ]
     return (
         seconds[loose].sum(axis=0),
-        seconds[shields].sum(axis=0),
+        _shielded(mine, seconds, keys),
         seconds[attention].sum(axis=0),
     )
+
+
+def _shielded(mine: list[tuple[int, Slot]], seconds: FloatArray, keys: Keys) -> FloatArray:
+    """Seconds of collectives that the GEMMs they lead to hide, (U,).
+
+    Gradients of inputs are reduced once they are there, beside the weights' GEMM unless that is put
+    off; what that reads is gathered beside the inputs' GEMM.
+    """
+    total = np.zeros(seconds.shape[1])
+    names = list(dict.fromkeys(slot.name for _, slot in mine if slot.asynchronous))
+    sums = {(name, phase, side): total for name in names for phase in BACKWARD for side in (0, 1)}
+    name = ""
+    for i, slot in mine:
+        name = slot.name if slot.asynchronous else name
+        if name and (slot.asynchronous or slot.shields):
+            sums[name, slot.phase, slot.shields] = sums[name, slot.phase, slot.shields] + seconds[i]
+    of_input, of_weight = BACKWARD
+    for name in names:
+        reduced = np.minimum(sums[name, of_input, False], sums[name, of_weight, True])
+        total = total + np.where(keys.puts_off == 1, 0.0, reduced)
+        total = total + np.minimum(sums[name, of_weight, False], sums[name, of_input, True])
+    return total
 
 
 def _pass(
@@ -273,12 +295,12 @@ def _pass(
     """
     nothing = np.zeros_like(compute)
     cp_all, ep_all = cp + nothing, ep + nothing
-    # Dispatch waits in line with the kernels, so launches run ahead during it as well.
-    queue = compute + ep_all
-    host = (queue**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - queue
-    tp_bound = tp - np.minimum(tp_loose, tp_window + host)
-    tp_exposed = tp_bound * (1 - stack.hidden_tp * overlap_tp)
+    kept_tp = 1 - stack.hidden_tp * overlap_tp
     cp_exposed = np.maximum(stack.exposed_cp * cp_all, cp_all - stack.hiding_cp * attention)
+    # Collectives wait in line with the kernels, so launches run ahead during them as well.
+    queue = compute + ep_all + cp_exposed + kept_tp * (tp - np.minimum(tp_loose, tp_window))
+    host = (queue**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - queue
+    tp_exposed = kept_tp * (tp - np.minimum(tp_loose, tp_window + host))
     busy = compute + host + tp_exposed + cp_exposed + ep_all
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)
     dp_exposed = np.maximum(longer + stack.interference_zero3 * shorter - busy, 0.0)

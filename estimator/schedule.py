@@ -63,6 +63,27 @@ def pipeline_seconds(
     return seconds
 
 
+def last_passes(
+    backward_CP: FloatArray, weight_CP: FloatArray | None, count_CP: IntArray, plans: Plans
+) -> tuple[FloatArray, FloatArray]:
+    """What a micro-batch's gradients are ready after, and by how much a stage ends early, (4, P).
+
+    A stage's backward ends one backward of each stage before it earlier than that of the first.
+    Zero-bubble schedules then still have as many weight gradients to do as they put off.
+    """
+    before = _running(np.add, count_CP * backward_CP) - count_CP * backward_CP
+    early = before / plans.interleave
+    if weight_CP is None:
+        return backward_CP, early
+    late = (plans.schedule >= ZB_H1) & (plans.pp > 1)
+    lag = plans.schedule - ZB_H1 + 1
+    position = _running(np.add, count_CP) - count_CP
+    others = _running(np.add, count_CP * weight_CP) - count_CP * weight_CP
+    early_late = before - others + weight_CP[0] - (lag * position + 1) * weight_CP
+    early = np.where(late, np.maximum(early_late, 0.0), early)
+    return np.where(late, weight_CP, backward_CP), early
+
+
 def _zero_bubble(
     forward_CP: FloatArray,
     input_CP: FloatArray,

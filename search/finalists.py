@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from estimator.compose import composition
 from estimator.estimate import Estimate
-from estimator.simulate import simulate
+from estimator.plan import Plans
+from estimator.simulate import simulated_estimates
 from spaces import Problem
 
 MOST_FINALISTS = 64
@@ -30,15 +32,17 @@ def simulated(
     """
     leader = estimates[0]
     near = [each for each in estimates[:most] if each.low_seconds <= leader.high_seconds]
-    run = [
-        simulate(
-            problem.model,
-            problem.workload,
-            problem.cluster,
-            each.plan,
-            stack=problem.stack,
-            cost=cost,
-        ).estimate
-        for each in near
-    ]
+    run = [] if not near else simulations(problem, Plans.of(each.plan for each in near), cost)
     return sorted([*run, *estimates[len(near) :]], key=lambda each: each.step_seconds)
+
+
+def simulations(problem: Problem, plans: Plans, cost: str) -> list[Estimate]:
+    """Each plan run task by task.
+
+    Raises:
+        ValueError: the cost model does not price layers.
+    """
+    composed = composition(
+        problem.model, problem.workload, problem.cluster, plans, stack=problem.stack, cost=cost
+    )
+    return simulated_estimates(composed)

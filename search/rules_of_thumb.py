@@ -9,6 +9,7 @@ import numpy as np
 
 from estimator.estimate import Estimate
 from estimator.plan import UNSET, Plan, Plans
+from search.finalists import simulations
 from search.objective import Pricing
 from spaces import Problem
 from spaces.problem import divisors
@@ -68,15 +69,24 @@ class Baseline:
         return self.estimate.step_seconds / best.step_seconds
 
 
-def baselines(problem: Problem, pricing: Pricing | None = None) -> tuple[Baseline, ...]:
-    """Every rule of thumb, priced."""
+def baselines(
+    problem: Problem, pricing: Pricing | None = None, *, simulate: bool = False
+) -> tuple[Baseline, ...]:
+    """Every rule of thumb, priced; simulated where what it is held against is."""
     pricing = pricing or Pricing()
-    found = []
-    for name, rule in RULES_OF_THUMB.items():
-        plan = rule(problem, pricing)
-        cost = None if plan is None else pricing.estimates(problem, Plans.of([plan]))[0]
-        found.append(Baseline(name, cost))
-    return tuple(found)
+    chosen = {name: rule(problem, pricing) for name, rule in RULES_OF_THUMB.items()}
+    legal = [plan for plan in chosen.values() if plan is not None]
+    costs = iter(_costs(problem, Plans.of(legal), pricing, simulate) if legal else [])
+    return tuple(
+        Baseline(name, None if plan is None else next(costs)) for name, plan in chosen.items()
+    )
+
+
+def _costs(problem: Problem, plans: Plans, pricing: Pricing, simulate: bool) -> list[Estimate]:
+    if simulate:
+        return simulations(problem, plans, pricing.cost)
+    priced = pricing.estimates(problem, plans)
+    return [priced[row] for row in range(len(plans))]
 
 
 def _zero(problem: Problem, pp: int) -> int:

@@ -35,6 +35,8 @@ class Ranked:
     """Plans of one group are within the model's error of their leader."""
     estimate: Estimate
     limited_by: str
+    closed_form_seconds: float
+    """Of a step; what was ranked before finalists were simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +170,13 @@ def _rows(
         return ()
     priced = pricing.estimates(problem, plans)
     rows = [priced[row] for row in range(len(plans))]
+    closed = {row.plan: row.step_seconds for row in rows}
     if finalists:
         rows = simulated(problem, rows, pricing.cost, finalists)
     groups = ties(
         np.array([row.low_seconds for row in rows]), np.array([row.high_seconds for row in rows])
     )
     return tuple(
-        Ranked(place + 1, int(groups[place]), row, limited_by(row))
+        Ranked(place + 1, int(groups[place]), row, limited_by(row), closed[row.plan])
         for place, row in enumerate(rows)
     )

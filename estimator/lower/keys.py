@@ -11,6 +11,7 @@ import numpy as np
 
 from estimator.lower.slots import FloatArray, IntArray, ranks_inside, unique_rows
 from estimator.plan import CHOICES, UNSET, Plans
+from estimator.schedule import ZB_H1
 from estimator.stack import Stack
 
 DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
@@ -35,6 +36,8 @@ class Keys:
     overlap_tp: IntArray
     overlap_p2p: IntArray
     """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
+    puts_off: IntArray
+    """Whether a zero-bubble schedule takes weights' gradients from beside their reductions."""
 
 
 def overlaps(column: IntArray, habit: bool) -> IntArray:
@@ -69,6 +72,7 @@ def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
         "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
         # One chunk's activations travel while another chunk runs; 1F1B has no other chunk.
         "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p) * (plans.interleave > 1),
+        "puts_off": ((plans.schedule >= ZB_H1) & (plans.pp > 1) & (plans.tp > 1)).astype(np.int64),
     }
     first, index = unique_rows(list(columns.values()))
     return Keys(**{name: column[first] for name, column in columns.items()}), index

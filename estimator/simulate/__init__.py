@@ -2,7 +2,7 @@
 
 from estimator.simulate.engine import Timing, critical_path, idle_seconds, naive_seconds, run
 from estimator.simulate.graph import Tasks, build_tasks
-from estimator.simulate.simulation import Simulation, simulate
+from estimator.simulate.simulation import Simulation, simulate, simulated_estimates
 
 __all__ = [
     "Simulation",
@@ -14,4 +14,5 @@ __all__ = [
     "naive_seconds",
     "run",
     "simulate",
+    "simulated_estimates",
 ]

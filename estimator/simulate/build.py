@@ -182,25 +182,30 @@ def _step(work: StageWork, passes: Passes, rows: Rows, host: IntArray, *, togeth
 
 
 def _gradients(work: StageWork, passes: Passes, rows: Rows, dp: dict[str, int]) -> IntArray:
-    """Reductions as their gradients are ready; the last one of each stage, -1 for none, (S,)."""
+    """Reductions as their gradients are ready; the last one of each stage, -1 for none, (S,).
+
+    Those of a micro-batch that is not the last (zero=2) end before its stage goes on: the hooks
+    of FSDP and of DeepSpeed wait for them at the end of every backward.
+    """
     stages, chunks, m = work.stages, work.chunks, work.micro_batches
+    marks = passes.reduce_marks
+    batch, n = np.arange(m)[None, :, None], marks.shape[-1]
+    last_ones = batch == passes.final[:, None, :]
     sources, seconds, blocked = [], [], []
     if work.gradients.any():
-        n = passes.reduce_marks.shape[-1]
         if work.overlap_grad:
-            sources.append(passes.reduce_marks.reshape(-1))
+            sources.append(marks[last_ones].reshape(-1))
             seconds.append(np.repeat(work.gradients / (chunks * n), chunks * n))
-            blocked.append(np.full(stages * chunks * n, NONE))
         else:
             sources.append(passes.last_of_stage)
             seconds.append(work.gradients)
-            blocked.append(np.full(stages, NONE))
+        blocked.append(np.full(len(seconds[0]), NONE))
     if work.every_gradients.any() and m > 1:
-        batch = np.arange(m)[None, :, None]
-        others = batch != passes.final[:, None, :]
-        sources.append(passes.last[passes.gradients_in][others])
-        blocked.append(passes.following[passes.gradients_in][others])
-        seconds.append(np.repeat(work.every_gradients / chunks, chunks * (m - 1)))
+        waits = np.full(marks.shape, NONE)
+        waits[..., -1] = passes.following[passes.gradients_in]
+        sources.append(marks[~last_ones].reshape(-1))
+        blocked.append(waits[~last_ones].reshape(-1))
+        seconds.append(np.repeat(work.every_gradients / (chunks * n), chunks * (m - 1) * n))
     reduced = np.full(stages, NONE)
     if not sources:
         return reduced
@@ -209,8 +214,7 @@ def _gradients(work: StageWork, passes: Passes, rows: Rows, dp: dict[str, int]) 
     stage = rows.column("stage")[source[ready]]
     made = rows.add(each[ready], stage=stage, name=NAMES.index("reduce gradients"), **dp)
     rows.edge(source[ready], made)
-    if not work.overlap_grad:
-        waits = np.concatenate(blocked)[ready]
-        rows.edge(made[waits >= 0], waits[waits >= 0])
+    waits = np.concatenate(blocked)[ready]
+    rows.edge(made[waits >= 0], waits[waits >= 0])
     reduced[stage] = made
     return reduced

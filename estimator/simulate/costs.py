@@ -50,6 +50,8 @@ class StageWork:
     buckets: int
     hiding: float
     """Share of its bandwidth that data-parallel traffic keeps while compute runs."""
+    shares: FloatArray
+    """Of a stage's layers in each of its chunks, (S, V)."""
     states: FloatArray
     """Bytes allocated throughout, (S,)."""
     kept: FloatArray
@@ -81,7 +83,10 @@ def stage_work(composed: Composition, held: FloatArray) -> StageWork:
     stack, scale = composed.stack, composed.scale()
     count = composed.shards.classes.count[:, composed.step_P[0]]
     stage: IntArray = np.repeat(np.arange(len(count), dtype=np.int64), count)
-    forward, backward = _passes(composed, plan, stage)
+    shares = chunk_shares(
+        composed.shards.classes.layers[stage, composed.step_P[0]], plan.interleave
+    )
+    forward, backward = _passes(composed, shares, stage)
     traffic = {name: value[stage, 0] * scale for name, value in composed.step_traffic().items()}
     train = float(composed.workload.mode == "train")
     exposed = stack.exposed_dp
@@ -105,6 +110,7 @@ def stage_work(composed: Composition, held: FloatArray) -> StageWork:
         overlap_param=bool(overlaps(composed.plans.overlap_param, stack.overlap_param)[0]),
         buckets=min(round(1 / exposed), MOST_BUCKETS) if exposed else MOST_BUCKETS,
         hiding=stack.hiding_dp,
+        shares=shares,
         states=states,
         kept=kept,
         passing=np.maximum(passing, 0.0),
@@ -112,12 +118,32 @@ def stage_work(composed: Composition, held: FloatArray) -> StageWork:
     )
 
 
-def _passes(composed: Composition, plan: Plan, stage: IntArray) -> tuple[FloatArray, FloatArray]:
+def chunk_shares(layers_S: IntArray, chunks: int) -> FloatArray:
+    """Share of each stage's layers that every one of its chunks holds, (S, V).
+
+    Equal ones, but that an end stage's missing layers are missing in the first chunk of the model
+    or in its last, where the embedding or the head takes their place (Megatron-Core,
+    ``--account-for-embedding-in-pipeline-split`` and ``-loss-``).
+    """
+    shares = np.full((len(layers_S), chunks), 1.0 / chunks)
+    for stage, chunk in {(0, 0), (len(layers_S) - 1, chunks - 1)}:
+        layers = int(layers_S[stage])
+        full = -(-layers // chunks)
+        missing = full * chunks - layers
+        if 0 < missing <= full and len(layers_S) > 1:
+            shares[stage] = full / layers
+            shares[stage, chunk] = (full - missing) / layers
+    return shares
+
+
+def _passes(
+    composed: Composition, shares: FloatArray, stage: IntArray
+) -> tuple[FloatArray, FloatArray]:
     """Seconds of a micro-batch through each chunk by part, both (S, V, 2 K), not scaled.
 
-    Layers are spread evenly over the chunks of a stage; the embedding is in the first chunk of the
-    first stage and the head in the last chunk of the last.
+    The embedding is in the first chunk of the first stage and the head in the last of the last.
     """
+    plan = composed.plans[0]
     costs, key = composed.layers, int(composed.key_P[0])
     layers = composed.shards.classes.layers[:, composed.step_P[:1]]
     again = recomputed_layers(composed.plans, layers)[stage, 0]
@@ -126,10 +152,10 @@ def _passes(composed: Composition, plan: Plan, stage: IntArray) -> tuple[FloatAr
     shape = (len(stage), plan.interleave, 2 * PARTS)
     forward, backward = np.zeros(shape), np.zeros(shape)
     for n, layer in enumerate(costs.layers):
-        each = (composed.of_kind(n)[stage, 0] / plan.interleave)[:, None]
-        forward += (each * _row(layer.forward, key))[:, None]
+        each = (composed.of_kind(n)[stage, 0][:, None] * shares)[..., None]
+        forward += each * _row(layer.forward, key)
         plain, full, zero = (_row(layer.backward, (r, key)) for r in (base, FULL, 0))
-        backward += (each * (plain + share * (full - zero)))[:, None]
+        backward += each * (plain + share * (full - zero))[:, None]
     if plan.pp > 1:
         crossing = _row(costs.boundary, key)
         forward += crossing

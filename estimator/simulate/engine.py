@@ -52,6 +52,31 @@ def run(tasks: Tasks, *, compiled: bool | None = None) -> Timing:
     Raises:
         ValueError: tasks wait for each other in a circle, which is named.
     """
+    return sweep(wire(tasks, compiled=compiled), tasks.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """A table ready to be swept any number of times, with any seconds; columns of lists or arrays.
+
+    Per task the next on its resource, its edges, how many it waits for, its collective and the
+    next member of that; per collective the first member and how many there are.
+    """
+
+    tasks: Tasks
+    compiler: Callable[..., int] | None
+    following: Any
+    offsets: Any
+    targets: Any
+    waiting: Any
+    collective: Any
+    first: Any
+    peer: Any
+    missing: Any
+
+
+def wire(tasks: Tasks, *, compiled: bool | None = None) -> Wired:
+    """What a sweep needs to know of a table besides its seconds; see :func:`run`."""
     count = len(tasks)
     following = next_on_resource(tasks)
     waiting = np.bincount(tasks.targets, minlength=count)
@@ -60,40 +85,55 @@ def run(tasks: Tasks, *, compiled: bool | None = None) -> Timing:
     if compiled is None:
         loaded = _numba.cache_info().currsize > 0
         compiled = (loaded or count >= COMPILE_FROM) and _numba() is not None
+    columns: dict[str, Any] = {
+        "following": following,
+        "offsets": tasks.offsets,
+        "targets": tasks.targets,
+        "waiting": waiting.astype(np.int32),
+        "collective": collective,
+        "first": first,
+        "peer": peer,
+        "missing": missing,
+    }
+    if not compiled:
+        columns = {name: column.tolist() for name, column in columns.items()}
+    elif _numba() is None:
+        raise ValueError("compiled=True needs numba; install the extra fast")
+    return Wired(tasks=tasks, compiler=_numba() if compiled else None, **columns)
+
+
+def sweep(wired: Wired, seconds: FloatArray) -> Timing:
+    """Start and end of every task of a table when they take so long; see :func:`run`."""
+    count, groups = len(seconds), len(wired.missing)
     start, end = np.zeros(count), np.full(count, -1.0)
     cause, late = np.full(count, NONE, dtype=np.int32), np.arange(count, dtype=np.int32)
-    columns: list[Any] = [
-        tasks.seconds,
-        following,
-        tasks.offsets,
-        tasks.targets,
-        waiting.astype(np.int32),
-        collective,
-        first,
-        peer,
-        missing,
-        start,
-        end,
-        cause,
-        late,
-        np.zeros(len(missing)),
-        np.zeros(len(missing)),
-        np.full(len(missing), NONE, dtype=np.int32),
+    filled: list[Any] = [start, end, cause, late]
+    scratch: list[Any] = [
+        np.zeros(groups),
+        np.zeros(groups),
+        np.full(groups, NONE, dtype=np.int32),
         np.zeros(count, dtype=np.int32),
     ]
-    if compiled:
-        compiler = _numba()
-        if compiler is None:
-            raise ValueError("compiled=True needs numba; install the extra fast")
-        done = compiler(*columns)
-    else:
-        lists = [column.tolist() for column in columns]
-        done = _sweep(*lists)
-        start, end = np.array(lists[9]), np.array(lists[10])
-        cause = np.array(lists[11], dtype=np.int32)
-        late = np.array(lists[12], dtype=np.int32)
+    columns: list[Any] = [seconds, *filled, *scratch]
+    if wired.compiler is None:
+        columns = [column.tolist() for column in columns]
+    done = (wired.compiler or _sweep)(
+        columns[0],
+        wired.following,
+        wired.offsets,
+        wired.targets,
+        wired.waiting.copy(),
+        wired.collective,
+        wired.first,
+        wired.peer,
+        wired.missing.copy(),
+        *columns[1:],
+    )
+    if wired.compiler is None:
+        start, end = np.array(columns[1]), np.array(columns[2])
+        cause, late = (np.array(column, dtype=np.int32) for column in columns[3:5])
     if done < count:
-        raise ValueError(_circle(tasks, following, end >= 0))
+        raise ValueError(_circle(wired.tasks, next_on_resource(wired.tasks), end >= 0))
     return Timing(start=start, end=end, cause=cause, late=late)
 
 

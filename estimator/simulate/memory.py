@@ -52,13 +52,14 @@ def _stage(work: StageWork, built: Built, timing: Timing, stage: int, rank: int)
     begins = forward[np.unique(place[tasks.phase[mine] == FORWARD], return_index=True)[1]]
     reverse = mine[tasks.phase[mine] == ending][::-1]
     ends = reverse[np.unique(place[tasks.phase[mine] == ending][::-1], return_index=True)[1]]
-    share = float(work.kept[stage]) / work.chunks
+    share = float(work.kept[stage]) * work.shares[stage]
     passing = float(work.passing[stage])
     moments = np.concatenate(
         [timing.end[ends], timing.end[backward], timing.start[backward], timing.start[begins]]
     )
-    changes = np.repeat(
-        [-share, -passing, passing, share], [len(ends), len(backward), len(backward), len(begins)]
+    pieces = np.full(len(backward), passing)
+    changes = np.concatenate(
+        [-share[built.chunk[ends]], -pieces, pieces, share[built.chunk[begins]]]
     )
     # At one moment releases come before allocations.
     order = np.lexsort((changes, moments))

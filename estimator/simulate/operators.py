@@ -3,6 +3,11 @@
 A forward runs the slots of a layer as they are lowered, a backward in reverse: of each GEMM the
 input's gradient first, then the weights', beside which a column-parallel layer reduces. What runs
 beside what is decided here by streams and edges, where the closed form uses shares.
+
+Three things differ from the closed form on purpose. A layer ends no earlier than its launches; the
+closed form's 6-norm (fitted) adds up to 12 % where both are as long, for kernels that some of the
+launches hold up. Ring exchange runs beside all of an attention core, not beside a fitted share.
+And under zero=3 nothing hides what the first layer of a pass gathers, unless the pass before does.
 """
 
 from __future__ import annotations
@@ -11,13 +16,14 @@ import math
 from dataclasses import dataclass
 
 from estimator.compose import FULL, Composition
-from estimator.layer import PP
+from estimator.layer import DP, PP, Pass
 from estimator.lower.kinds import layer_kinds
 from estimator.lower.lowering import BACKWARD as BACKWARD_PHASES
 from estimator.lower.memory import recomputed_layers
-from estimator.lower.slots import Slot
+from estimator.lower.slots import FloatArray, Slot
 from estimator.plan import CHOICES, Plan
-from estimator.simulate.orders import BACKWARD, FORWARD, LAGS, WEIGHT
+from estimator.simulate.graph import NONE
+from estimator.simulate.orders import FORWARD, LAGS, WEIGHT
 from estimator.simulate.passes import Template, Templates
 from estimator.simulate.rows import (
     COMPUTE,
@@ -25,9 +31,6 @@ from estimator.simulate.rows import (
     NAMES,
 )
 from estimator.simulate.writer import Writer
-
-PREFETCHED = 2
-"""Layers whose weights are gathered at a time under zero=3: the running one and the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,34 @@ class Priced:
     name: int
 
 
-def operator_passes(composed: Composition, plan: Plan) -> tuple[Templates, tuple[str, ...]]:
-    """Templates of every pass of the first plan, and the names of all tasks."""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A layer, the embedding or the head in one pass."""
+
+    place: str
+    kind: int
+    """Of layer."""
+    again: str
+    """Recompute of a layer."""
+    weight: float
+    """How many of them; of layers, 1 or less."""
+    beside: float
+    """Seconds that it and the gathering of weights share, not scaled."""
+
+
+def _gathered_beside(one: Pass, key: int | tuple[int, int]) -> float:
+    """The shorter of what a pass does and of what it gathers."""
+    gather = float(one.exposed[key][DP] + one.hidden[key][DP])
+    return min(gather, float(one.exposed[key].sum() - one.exposed[key][DP]))
+
+
+def operator_passes(
+    composed: Composition, plan: Plan, shares: FloatArray
+) -> tuple[Templates, tuple[str, ...]]:
+    """Templates of every pass of the first plan, and the names of all tasks.
+
+    ``shares`` of a stage's layers lie in each of its chunks, (S, V).
+    """
     key, scale = int(composed.key_P[0]), composed.scale()
     names = list(NAMES)
     priced: list[Priced] = []
@@ -51,12 +80,14 @@ def operator_passes(composed: Composition, plan: Plan) -> tuple[Templates, tuple
         if label not in names:
             names.append(label)
         priced.append(Priced(slot=slot, seconds=float(row[key]) * scale, name=names.index(label)))
-    names += ["launch forward", "launch backward"]
+    names += ["launch forward", "launch backward", "interference"]
     maker = _Maker(
         composed=composed,
         plan=plan,
+        shares=shares,
         priced=priced,
-        launch=(len(names) - 2, len(names) - 1),
+        launch=(len(names) - 3, len(names) - 2),
+        interference=len(names) - 1,
         puts_off=plan.schedule in LAGS and plan.pp > 1,
         boundary=float(composed.layers.boundary.exposed[key, PP]) * scale if plan.pp > 1 else 0.0,
         hidden_tp=composed.stack.hidden_tp if _overlaps_tp(composed) else 0.0,
@@ -64,10 +95,9 @@ def operator_passes(composed: Composition, plan: Plan) -> tuple[Templates, tuple
     made: dict[tuple[int, ...], Template] = {}
 
     def template(phase: int, stage: int, chunk: int, buckets: int) -> Template:
-        ends = (stage == 0 and chunk == 0, (stage, chunk) == (plan.pp - 1, plan.interleave - 1))
-        which = (phase, maker.class_of(stage), *ends, buckets)
+        which = (phase, maker.class_of(stage), *maker.ends(stage, chunk), buckets)
         if which not in made:
-            made[which] = maker.template(phase, maker.class_of(stage), ends, buckets)
+            made[which] = maker.template(phase, stage, chunk, buckets)
         return made[which]
 
     return template, tuple(names)
@@ -84,9 +114,13 @@ class _Maker:
 
     composed: Composition
     plan: Plan
+    shares: FloatArray
+    """Of a stage's layers in each chunk, (S, V)."""
     priced: list[Priced]
     launch: tuple[int, int]
     """Names of a layer's launches, forward and backward."""
+    interference: int
+    """Name of the time that gathering weights takes from compute beside it."""
     puts_off: bool
     """Whether weights' gradients are passes of their own."""
     boundary: float
@@ -99,9 +133,14 @@ class _Maker:
         count = self.composed.shards.classes.count[:, self.composed.step_P[0]].tolist()
         return next(c for c in range(4) if stage < sum(count[: c + 1]))
 
-    def template(
-        self, phase: int, stage_class: int, ends: tuple[bool, bool], buckets: int
-    ) -> Template:
+    def ends(self, stage: int, chunk: int) -> tuple[bool, bool]:
+        """Whether a chunk is the first, and the last, of the model."""
+        return (stage, chunk) == (0, 0), (stage, chunk) == (
+            self.plan.pp - 1,
+            self.plan.interleave - 1,
+        )
+
+    def template(self, phase: int, stage: int, chunk: int, buckets: int) -> Template:
         """One pass of one chunk."""
         writer = Writer()
         forward = phase == FORWARD
@@ -110,23 +149,14 @@ class _Maker:
             writer.main(0.0, "compute", NAMES.index("backward"))
             return writer.finished(forward, buckets)
         if phase == WEIGHT:
-            return self._put_off(stage_class, ends, buckets)
-        first, last = ends
-        heads = 1 + self.composed.model.mtp_layers
-        layers: list[tuple[int, str, float]] = []
-        for kind, again, count in self._layers(stage_class):
-            whole = math.ceil(count - 1e-9)
-            layers += [(kind, again, count / whole)] * whole
-        if first and forward:
-            self._edge(writer, "embedding", forward, 1.0)
-        if last and not forward:
-            self._edge(writer, "head", forward, float(heads))
-        for kind, again, weight in layers if forward else layers[::-1]:
-            self._layer(writer, kind, again, forward, weight)
-        if first and phase == BACKWARD:
-            self._edge(writer, "embedding", forward, 1.0)
-        if last and forward:
-            self._edge(writer, "head", forward, float(heads))
+            return self._put_off(stage, chunk, buckets)
+        blocks = self._blocks(stage, chunk, forward)
+        gathered = self._gather(writer, blocks[0], forward)
+        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+            # The next block's weights are asked for before this one's gradients leave.
+            ahead = self._gather(writer, after, forward) if after else NONE
+            self._block(writer, block, forward, gathered)
+            gathered = ahead
         if self.boundary:
             name = NAMES.index("send" if forward else "receive")
             number = writer.add(
@@ -135,26 +165,24 @@ class _Maker:
             writer.chain = [number]
         return writer.finished(forward, buckets)
 
-    def _put_off(self, stage_class: int, ends: tuple[bool, bool], buckets: int) -> Template:
+    def _put_off(self, stage: int, chunk: int, buckets: int) -> Template:
         """The weights' gradients of a zero-bubble schedule, last layer first."""
         writer = Writer()
-        heads = 1.0 + self.composed.model.mtp_layers
-        groups = [("head", 0, heads)] if ends[1] else []
-        for kind, _, count in self._layers(stage_class)[::-1]:
-            whole = math.ceil(count - 1e-9)
-            groups += [("layer", kind, count / whole)] * whole
-        for place, kind, weight in groups:
+        for block in self._blocks(stage, chunk, False):
+            slots = self._slots(block)
             writer.layer_starts.append(len(writer.template.seconds))
-            for one in self.priced:
-                slot = one.slot
-                here = (slot.place, slot.layer, slot.phase) == (place, kind, "backward_weight")
-                if here and slot.kind == "gemm" and one.seconds:
-                    writer.main(one.seconds * weight, "compute", one.name)
+            for one in slots:
+                late = one.slot.phase == "backward_weight" and one.slot.kind == "gemm"
+                if late and one.seconds:
+                    writer.main(one.seconds * block.weight, "compute", one.name)
+            if writer.chain:
+                self._scatter(writer, slots, block.weight)
         return writer.finished(False, buckets)
 
-    def _layers(self, stage_class: int) -> list[tuple[int, str, float]]:
+    def _layers(self, stage: int, chunk: int) -> list[tuple[int, str, float]]:
         """Kind, recompute and number of the layers of a chunk; numbers need not be whole."""
         composed, step = self.composed, self.composed.step_P[0]
+        stage_class = self.class_of(stage)
         layers = composed.shards.classes.layers[:, composed.step_P[:1]]
         again = float(recomputed_layers(composed.plans, layers)[stage_class, 0])
         share = again / max(float(layers[stage_class, 0]), 1.0)
@@ -162,72 +190,91 @@ class _Maker:
         groups = []
         for kind in range(len(layer_kinds(composed.model))):
             count = float(composed.shards.layers_NCU[kind][stage_class, step])
-            each = count / self.plan.interleave
+            each = count * float(self.shares[stage, chunk])
             groups += [
                 (kind, CHOICES["recompute"][FULL], each * share),
                 (kind, plain, each * (1 - share)),
             ]
         return [group for group in groups if group[2] > 1e-9]
 
-    def _edge(self, writer: Writer, place: str, forward: bool, weight: float) -> None:
-        """Embedding or head."""
-        slots = [one for one in self.priced if one.slot.place == place]
-        writer.layer_starts.append(len(writer.template.seconds))
-        gather = self._gather(writer, slots, forward, weight)
-        writer.chain = writer.chain + gather
-        if forward:
-            self._forward(writer, slots, weight)
-        else:
-            self._backward(writer, slots, weight)
-        self._scatter(writer, slots, forward, weight)
-        writer.layer_ends.append(writer.chain[-1])
+    def _blocks(self, stage: int, chunk: int, forward: bool) -> list[Block]:
+        """Layers of a chunk, and the embedding and the head at its ends, in the order they run."""
+        costs, key = self.composed.layers, int(self.composed.key_P[0])
+        place = "forward" if forward else "backward"
+        first, last = self.ends(stage, chunk)
+        blocks = []
+        if first:
+            one: Pass = getattr(costs, f"embedding_{place}")
+            blocks.append(Block("embedding", 0, "", 1.0, _gathered_beside(one, key)))
+        for kind, again, count in self._layers(stage, chunk):
+            whole = math.ceil(count - 1e-9)
+            layer, again_key = costs.layers[kind], (CHOICES["recompute"].index(again), key)
+            row = (layer.forward, key) if forward else (layer.backward, again_key)
+            blocks += [Block("layer", kind, again, count / whole, _gathered_beside(*row))] * whole
+        if last:
+            one = getattr(costs, f"head_{place}")
+            heads = 1.0 + self.composed.model.mtp_layers
+            blocks.append(Block("head", 0, "", heads, _gathered_beside(one, key)))
+        return blocks if forward else blocks[::-1]
 
-    def _layer(self, writer: Writer, kind: int, again: str, forward: bool, weight: float) -> None:
-        """One layer behind its launches and its gathered weights."""
-        slots = [one for one in self.priced if one.slot.place == "layer" and one.slot.layer == kind]
-        stack = self.composed.stack
+    def _block(self, writer: Writer, block: Block, forward: bool, gathered: int) -> None:
+        """A layer behind its launches, or an end of the model, behind its gathered weights."""
+        stack, scale, weight = self.composed.stack, self.composed.scale(), block.weight
+        slots = self._slots(block)
         writer.layer_starts.append(len(writer.template.seconds))
-        floor = stack.launch_forward
-        if not forward:
-            floor = stack.launch_backward + stack.launch_forward * (again == "full")
-        launch = writer.add(
-            floor * weight * self.composed.scale(),
-            "host",
-            self.launch[0 if forward else 1],
-            [],
-            resource=HOST,
-        )
-        writer.chain = writer.chain + self._gather(writer, slots, forward, weight)
+        launch = NONE
+        if block.place == "layer":
+            launches = stack.launch_experts * any(one.slot.stream == "ep" for one in slots)
+            floor = launches + (stack.launch_forward if forward else stack.launch_backward)
+            if not forward and block.again == "full":
+                floor += launches + stack.launch_forward
+            name = self.launch[0 if forward else 1]
+            launch = writer.add(floor * weight * scale, "host", name, [], resource=HOST)
+        if gathered != NONE:
+            writer.chain = [*writer.chain, gathered]
         if forward:
             self._forward(writer, slots, weight)
         else:
-            repeated = [one for one in slots if again in one.slot.recomputed_by]
+            repeated = [one for one in slots if block.again in one.slot.recomputed_by]
             self._forward(writer, repeated, weight)
             self._backward(writer, slots, weight)
+        slower = stack.interference_zero3 * block.beside * weight * scale
+        if slower:
+            number = writer.add(
+                slower, "compute", self.interference, writer.chain, kind="dp", resource=COMPUTE
+            )
+            writer.chain = [number]
         end = writer.chain[-1]
-        writer.template.sources.append(launch)
-        writer.template.targets.append(end)
-        writer.template.launches.append(launch)
-        writer.template.launched.append(end)
-        self._scatter(writer, slots, forward, weight)
-        writer.layer_ends.append(end)
+        if launch != NONE:
+            writer.edge(launch, end)
+            writer.template.launches.append(launch)
+            writer.template.launched.append(end)
+        writer.template.gathers.append(gathered)
+        writer.template.gathered.append(end)
+        if not forward and not self.puts_off:
+            self._scatter(writer, slots, weight)
 
-    def _gather(
-        self, writer: Writer, slots: list[Priced], forward: bool, weight: float
-    ) -> list[int]:
-        """Weights of zero=3, while the layer before the previous one has ended."""
-        phase = "forward" if forward else "backward_input"
-        mine = [one for one in slots if one.slot.stream == "dp" and one.slot.phase == phase]
-        after = writer.layer_ends[-PREFETCHED : 1 - PREFETCHED]
+    def _slots(self, block: Block) -> list[Priced]:
         return [
-            writer.add(one.seconds * weight, "dp", one.name, after) for one in mine if one.seconds
+            one
+            for one in self.priced
+            if one.slot.place == block.place
+            and (block.place != "layer" or one.slot.layer == block.kind)
         ]
 
-    def _scatter(self, writer: Writer, slots: list[Priced], forward: bool, weight: float) -> None:
+    def _gather(self, writer: Writer, block: Block, forward: bool) -> int:
+        """Weights of zero=3; how far ahead is for the queue of gathers to say."""
+        phase = "forward" if forward else "backward_input"
+        number = NONE
+        for one in self._slots(block):
+            if one.slot.stream == "dp" and one.slot.phase == phase and one.seconds:
+                number = writer.add(one.seconds * block.weight, "dp", one.name, [])
+        return number
+
+    def _scatter(self, writer: Writer, slots: list[Priced], weight: float) -> None:
         """Gradients of zero=3, beside the layers that follow."""
         for one in slots:
-            late = one.slot.stream == "dp" and one.slot.phase == "backward_weight"
-            if late and one.seconds and not forward:
+            if one.slot.stream == "dp" and one.slot.phase == "backward_weight" and one.seconds:
                 writer.add(one.seconds * weight, "dp", one.name, writer.chain)
 
     def _forward(self, writer: Writer, slots: list[Priced], weight: float) -> None:
@@ -247,10 +294,16 @@ class _Maker:
         """A task of the chain; of an overlapped collective only what GEMMs do not hide."""
         stream = one.slot.stream
         if stream == "tp" and self.hidden_tp:
-            writer.main(seconds * (1 - self.hidden_tp), stream, one.name)
-            writer.add(seconds * self.hidden_tp, "tp", one.name, writer.chain)
+            writer.chain = [self._beside(writer, one, seconds, writer.chain)]
             return
         writer.main(seconds, stream, one.name)
+
+    def _beside(self, writer: Writer, one: Priced, seconds: float, after: list[int]) -> int:
+        """A tensor-parallel collective; nothing waits for what GEMMs hide of it."""
+        number = writer.add(seconds * (1 - self.hidden_tp), "tp", one.name, after)
+        if self.hidden_tp:
+            writer.add(seconds * self.hidden_tp, "tp", one.name, [number])
+        return number
 
     def _backward(self, writer: Writer, slots: list[Priced], weight: float) -> None:
         """Slots in reverse; weights' gradients and loose collectives off the chain."""
@@ -270,7 +323,7 @@ class _Maker:
             beside = [one for one in beside if one.slot.asynchronous and asynchronous]
             before = writer.chain
             regathered = [
-                writer.add(one.seconds * weight, "tp", one.name, before)
+                self._beside(writer, one, one.seconds * weight, before)
                 for one in beside
                 if one.slot.phase == "backward_weight"
             ]
@@ -293,7 +346,7 @@ class _Maker:
                     if one.slot.stream == "cp"
                 ]
             reduced = [
-                writer.add(one.seconds * weight, "tp", one.name, writer.chain)
+                self._beside(writer, one, one.seconds * weight, writer.chain)
                 for one in beside
                 if one.slot.phase == "backward_input"
             ]

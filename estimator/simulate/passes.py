@@ -21,6 +21,8 @@ from estimator.simulate.rows import COMPUTE, LAYER_GROUP, Rows
 HELD_LAUNCHES = 32
 """Layers that a host may launch ahead of the device: a queue of 1024 kernels (CUDA's) holds about
 that many, at some thirty kernels each."""
+HELD_WEIGHTS = 2
+"""Layers whose weights are gathered at a time under zero=3: the running one and the next."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +46,10 @@ class Template:
     launches: list[int] = field(default_factory=list)
     launched: list[int] = field(default_factory=list)
     """The last task of what each launch sends to the device."""
+    gathers: list[int] = field(default_factory=list)
+    """Of each layer, the task that gathers its weights; -1 where none does."""
+    gathered: list[int] = field(default_factory=list)
+    """The last task that reads them."""
 
 
 Templates = Callable[[int, int, int, int], Template]
@@ -53,14 +59,15 @@ _COLUMNS = ("seconds", "resource", "kind", "name", "mix", "scope")
 
 def whole_passes(work: StageWork) -> Templates:
     """A pass as one task, or as equal pieces where buckets are due within it."""
-    seconds = work.passes[..., :PARTS].sum(axis=-1)
+    seconds = work.passes[..., :PARTS].sum(axis=-1).tolist()
+    kind = KINDS.index("compute")
 
     def template(phase: int, stage: int, chunk: int, buckets: int) -> Template:
-        mix = len(KINDS) + int(np.ravel_multi_index((phase, stage, chunk), seconds.shape))
+        mix = len(KINDS) + (phase * work.stages + stage) * work.chunks + chunk
         return Template(
-            seconds=[float(seconds[phase, stage, chunk]) / buckets] * buckets,
+            seconds=[seconds[phase][stage][chunk] / buckets] * buckets,
             resource=[COMPUTE] * buckets,
-            kind=[KINDS.index("compute")] * buckets,
+            kind=[kind] * buckets,
             name=[phase] * buckets,
             mix=[mix] * buckets,
             scope=[LAYER_GROUP] * buckets,
@@ -83,7 +90,7 @@ class Passes:
     gather_marks: IntArray
     """Tasks of the first forward of each chunk that wait for a bucket of weights; (S, V, n)."""
     reduce_marks: IntArray
-    """Tasks of the last backward of each chunk that send one of gradients off; (S, V, n)."""
+    """Tasks of the backwards in pieces that send a bucket of gradients off; (S, m, V, n)."""
     gradients_in: int
     """The phase that ends with a micro-batch's gradients."""
     final: IntArray
@@ -97,7 +104,8 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     stages, chunks, m = work.stages, work.chunks, work.micro_batches
     per_chunk = -(-work.buckets // chunks)
     gather = per_chunk if work.overlap_param and work.weights.any() else 1
-    reduce = per_chunk if work.overlap_grad and work.gradients.any() else 1
+    every = bool(work.every_gradients.any())
+    reduce = per_chunk if work.overlap_grad and (every or work.gradients.any()) else 1
     shape = order.phase.shape
     stage = np.broadcast_to(np.arange(stages)[:, None], shape)
     cell = (order.phase, stage, order.micro_batch, order.chunk)
@@ -109,7 +117,7 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     split = np.where(
         order.phase == FORWARD,
         order.micro_batch == 0,
-        (order.phase == ending) & (order.micro_batch == final[stage, order.chunk]),
+        (order.phase == ending) & (every | (order.micro_batch == final[stage, order.chunk])),
     )
     made = [
         templates(phase, s, c, buckets)
@@ -127,15 +135,18 @@ def add_passes(work: StageWork, order: Order, templates: Templates, rows: Rows) 
     in_order = first[cell]
     following = np.full(place.shape, -1)
     following[tuple(index[:, :-1] for index in cell)] = in_order[:, 1:]
-    _launch_queue(made, which, base, shape, rows)
+    for begins, ends, held in (
+        ("launches", "launched", HELD_LAUNCHES),
+        ("gathers", "gathered", HELD_WEIGHTS),
+    ):
+        _queue(made, which, base, shape[1], rows, begins, ends, held)
     based = _by_cell(base, cell, place.shape)
-    s, c = np.arange(stages)[:, None], np.arange(chunks)
     return Passes(
         first=first,
         last=last,
         following=following,
         gather_marks=based[FORWARD][:, 0, :, None] + _marks(made, FORWARD, stages, chunks),
-        reduce_marks=based[ending][s, final, c][..., None] + _marks(made, ending, stages, chunks),
+        reduce_marks=based[ending][..., None] + _marks(made, ending, stages, chunks)[:, None],
         gradients_in=ending,
         final=final,
         first_of_stage=in_order[:, 0],
@@ -188,20 +199,27 @@ def _ragged(lengths: IntArray) -> tuple[IntArray, IntArray]:
     return owner, np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
 
 
-def _launch_queue(
-    made: list[Template], which: IntArray, base: IntArray, shape: tuple[int, ...], rows: Rows
+def _queue(
+    made: list[Template],
+    which: IntArray,
+    base: IntArray,
+    passes: int,
+    rows: Rows,
+    begins: str,
+    ends: str,
+    held: int,
 ) -> None:
-    """A host may run ahead of its device by so many launches, then waits for the oldest."""
-    counts = _each(made, which, lambda t: len(t.launches))
+    """What begins ahead on a stage may do so by ``held`` of its kind, then waits for the oldest."""
+    counts = _each(made, which, lambda t: len(getattr(t, begins)))
     if not counts.any():
         return
-    starts = np.concatenate(([0], np.cumsum([len(t.launches) for t in made])[:-1]))
+    starts = np.concatenate(([0], np.cumsum([len(getattr(t, begins)) for t in made])[:-1]))
     owner, inner = _ragged(counts)
-    launch = starts[which][owner] + inner
-    begins, ends = (
-        base[owner] + np.array([v for t in made for v in getattr(t, name)])[launch]
-        for name in ("launches", "launched")
+    entry = starts[which][owner] + inner
+    begin, end = (
+        np.array([v for t in made for v in getattr(t, name)])[entry] for name in (begins, ends)
     )
-    stage = owner // shape[1]
-    same = stage[:-HELD_LAUNCHES] == stage[HELD_LAUNCHES:]
-    rows.edge(ends[:-HELD_LAUNCHES][same], begins[HELD_LAUNCHES:][same])
+    stage = owner // passes
+    waits = (stage[:-held] == stage[held:]) & (begin[held:] >= 0)
+    begin, end = base[owner] + begin, base[owner] + end
+    rows.edge(end[:-held][waits], begin[held:][waits])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from estimator.cluster import Cluster
-from estimator.compose import composition
+from estimator.compose import Composition, composition
 from estimator.cost import CostModel
-from estimator.estimate import TIME_PARTS, Estimate
+from estimator.estimate import Estimate
 from estimator.lower.memory import in_flight
 from estimator.lower.slots import FloatArray, IntArray
 from estimator.model import Transformer
@@ -19,16 +19,16 @@ from estimator.simulate.build import build
 from estimator.simulate.contention import run_beside
 from estimator.simulate.costs import StageWork, stage_work
 from estimator.simulate.engine import Timing, critical_path, idle_seconds, naive_seconds
-from estimator.simulate.graph import KINDS, PHASES, Tasks
+from estimator.simulate.graph import Tasks
 from estimator.simulate.memory import StageMemory, memory_over_time
 from estimator.simulate.operators import operator_passes
+from estimator.simulate.parts import measured
 from estimator.simulate.ranks import Built
-from estimator.simulate.rows import COMPUTE, DP, NAMES, RESOURCES, SEND
+from estimator.simulate.rows import COMPUTE, DP, NAMES, RESOURCES
+from estimator.simulate.steady import fewer, repetition
 from estimator.stack import Stack
 from estimator.workload import Workload
 
-BUBBLE, STEP = TIME_PARTS.index("bubble"), PHASES.index("step")
-TRANSFERS = range(SEND, SEND + 4)
 DETAILS = ("stages", "ops")
 """Tasks of a pass: one, or every operator."""
 
@@ -121,12 +121,12 @@ def simulate(
     """
     plans = Plans.of([plan])
     composed = composition(model, workload, cluster, plans, stack=stack, cost=cost)
-    position = composed.shards.classes.position[:, composed.step_P]
-    micro_batches = workload.global_batch // (plans.dp * plans.micro_batch)
-    work = stage_work(composed, in_flight(plans, position, micro_batches))
+    work = stage_work(composed, held(composed))
     if detail not in DETAILS:
         raise ValueError(f"detail={detail} must be one of {', '.join(DETAILS)}")
-    templates, names = operator_passes(composed, plan) if detail == "ops" else (None, NAMES)
+    templates, names = (
+        operator_passes(composed, plan, work.shares) if detail == "ops" else (None, NAMES)
+    )
     built = build(
         work,
         plan,
@@ -142,7 +142,7 @@ def simulate(
     )
     closed = composed.estimates()[0]
     return Simulation(
-        estimate=_measured(closed, work, built, timing, detail),
+        estimate=measured(closed, work, built, timing, detail),
         closed_form=closed,
         naive_seconds=naive_seconds(built.tasks),
         work=work,
@@ -152,118 +152,66 @@ def simulate(
     )
 
 
-def _measured(
-    closed: Estimate, work: StageWork, built: Built, timing: Timing, detail: str
-) -> Estimate:
-    """The closed form's estimate with its time parts replaced by measured ones."""
-    rank = _busiest(built)
-    if closed.plan.schedule == "zb-h2":
-        parts = _parts_of_a_period(work, built, timing, rank)
-    else:
-        parts = _parts(built, timing, rank, 0.0, timing.makespan)
-    step = float(parts.sum())
-    ratio = step / closed.step_seconds
-    time = dict(zip(TIME_PARTS, parts.tolist(), strict=True))
-    hidden = dict(closed.hidden)
-    mine = built.tasks.rank == rank
-    traffic = np.bincount(
-        built.tasks.kind[mine], weights=built.tasks.seconds[mine], minlength=len(KINDS)
-    )
-    # A pass that is one task says as much of what it hides as the closed form does.
-    inside = closed.time["dp"] + closed.hidden["dp"] - _closed_traffic(work)
-    for part in ("dp",) if detail == "stages" else ("tp", "cp", "ep", "pp", "dp"):
-        own = float(traffic[KINDS.index(part)]) + (inside if detail == "stages" else 0.0)
-        hidden[part] = max(own - time[part], 0.0)
+def simulated_estimates(composed: Composition) -> list[Estimate]:
+    """What :func:`simulate` says of a step of each plan, composed together.
+
+    Fewer micro-batches are run where the pipeline repeats itself; see
+    :mod:`estimator.simulate.steady`.
+    """
+    closed = composed.estimates()
+    return [_estimate(_one(composed, row), closed[row]) for row in range(len(composed.plans))]
+
+
+def _estimate(composed: Composition, closed: Estimate) -> Estimate:
+    """One plan's."""
+    plan = composed.plans[0]
+    work = stage_work(composed, held(composed))
+    few = fewer(work, plan)
+    short, guess = replace(work, micro_batches=few), None
+    if few >= 2 * plan.pp and not work.every_gradients.any():
+        # What data-parallel traffic comes to beside compute shows in a short step already.
+        first, begun = _run(replace(work, micro_batches=plan.pp), plan)
+        traffic = (first.tasks.resource == DP) & (first.tasks.seconds > 0)
+        guess = (begun.end - begun.start)[traffic]
+    built, timing = _run(short, plan, guess)
+    left_out = work.micro_batches - few
+    if not left_out:
+        return measured(closed, work, built, timing, "stages")
+    repeated = repetition(short, plan, built, timing, left_out)
+    if repeated is not None:
+        return measured(closed, short, built, timing, "stages", repeated)
+    built, timing = _run(work, plan, guess)
+    return measured(closed, work, built, timing, "stages")
+
+
+def _one(composed: Composition, row: int) -> Composition:
+    """The composition of one plan alone."""
+    only = np.array([row])
+    memory = composed.memory
     return replace(
-        closed,
-        time=time,
-        hidden=hidden,
-        step_seconds=step,
-        low_seconds=closed.low_seconds * ratio,
-        high_seconds=closed.high_seconds * ratio,
-        tokens_per_second=closed.tokens_per_second / ratio,
-        mfu=closed.mfu / ratio,
+        composed,
+        plans=composed.plans[only],
+        key_P=composed.key_P[only],
+        step_P=composed.step_P[only],
+        memory=replace(
+            memory,
+            parts={part: value[only] for part, value in memory.parts.items()},
+            allocated_CP=memory.allocated_CP[:, only],
+            states_CP=memory.states_CP[:, only],
+            kept_CP=memory.kept_CP[:, only],
+        ),
     )
 
 
-def _closed_traffic(work: StageWork) -> float:
-    """Data-parallel seconds outside the layers, as the closed form counts them."""
-    others = (work.micro_batches - 1) * float(work.every_gradients.max())
-    return float((work.gradients + work.weights).max()) + others
+def _run(work: StageWork, plan: Plan, guess: FloatArray | None = None) -> tuple[Built, Timing]:
+    built = build(work, plan)
+    timing = run_beside(built.tasks, traffic=DP, compute=COMPUTE, share=work.hiding, guess=guess)
+    return built, timing
 
 
-def _parts_of_a_period(work: StageWork, built: Built, timing: Timing, rank: int) -> FloatArray:
-    """Seconds of each time part on one rank where updates wait for no other rank, (9,).
-
-    Each rank's next step then follows its last one, so that the period of steps is the longest
-    time that a rank takes from its first pass, or what that waits for, to its last task. What the
-    rank itself does not need of that is bubble.
-    """
-    tasks = built.tasks
-    first, last = np.full(built.ranks, np.inf), np.zeros(built.ranks)
-    passes = tasks.phase < STEP
-    np.minimum.at(first, tasks.rank[passes], timing.start[passes])
-    np.maximum.at(last, tasks.rank, timing.end)
-    # What the first stage waits for, its weights, every stage waits for in its turn.
-    first -= first.min() - work.host
-    parts = _parts(built, timing, rank, float(first[rank]), float(last[rank]))
-    parts[BUBBLE] += float((last - first).max() - (last - first)[rank])
-    parts[TIME_PARTS.index("host")] += work.host
-    return parts
-
-
-def _busiest(built: Built) -> int:
-    """The rank with the most seconds of passes; the first of equal ones."""
-    tasks = built.tasks
-    passes = tasks.phase < STEP
-    busy = np.bincount(
-        tasks.rank[passes & (tasks.resource == COMPUTE)],
-        weights=tasks.seconds[passes & (tasks.resource == COMPUTE)],
-        minlength=built.ranks,
-    )
-    return int(np.flatnonzero(busy >= busy.max() * (1 - 1e-12))[0])
-
-
-def _parts(built: Built, timing: Timing, rank: int, begin: float, end: float) -> FloatArray:
-    """Seconds of each time part on one rank, (9,); they add up to what lies between the moments."""
-    tasks = built.tasks
-    mine = np.flatnonzero((tasks.rank == rank) & (tasks.resource == COMPUTE))
-    own = timing.end[mine] - tasks.seconds[mine]
-    parts: FloatArray = tasks.seconds[mine] @ built.shares[built.mix[mine]]
-    # A gap ends when a task starts; what it waits for is the chain of causes back to its begin.
-    gap_from = np.concatenate([[begin], timing.end[mine]])
-    gap_to = np.concatenate([own, [end]])
-    final = np.flatnonzero(timing.end == end)[0]
-    wakers = [*timing.cause[timing.late[mine]].tolist(), int(final)]
-    for since, until, waker in zip(gap_from, gap_to, wakers, strict=True):
-        if until > since:
-            _explain(parts, built, timing, rank, since, until, waker)
-    return parts
-
-
-def _explain(
-    parts: FloatArray,
-    built: Built,
-    timing: Timing,
-    rank: int,
-    begin: float,
-    until: float,
-    task: int,
-) -> None:
-    """Add an idle interval to the parts, by what the chain that ends in ``task`` did then.
-
-    Other ranks' passes are bubble; what the step or the fabric does is its own part.
-    """
-    kinds = built.tasks.kind
-    clock = until
-    while clock > begin and task >= 0:
-        task = int(timing.late[task])
-        since = max(float(timing.start[task]), begin)
-        name = KINDS[kinds[task]]
-        own = built.tasks.rank[task] == rank and name != "compute"
-        own = own or built.tasks.phase[task] == STEP or built.tasks.resource[task] in TRANSFERS
-        part = TIME_PARTS.index(name) if own else BUBBLE
-        parts[part] += max(clock - since, 0.0)
-        clock = min(clock, since)
-        task = int(timing.cause[task])
-    parts[BUBBLE] += max(clock - begin, 0.0)
+def held(composed: Composition) -> FloatArray:
+    """Micro-batches that each stage class holds at once, (4, P)."""
+    plans = composed.plans
+    position = composed.shards.classes.position[:, composed.step_P]
+    micro_batches = composed.workload.global_batch // (plans.dp * plans.micro_batch)
+    return in_flight(plans, position, micro_batches)

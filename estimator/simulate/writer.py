@@ -29,7 +29,6 @@ class Writer:
     template: Template = field(default_factory=Template)
     chain: list[int] = field(default_factory=list)
     layer_starts: list[int] = field(default_factory=list)
-    layer_ends: list[int] = field(default_factory=list)
 
     def add(
         self,
@@ -53,6 +52,11 @@ class Writer:
         t.sources += after
         t.targets += [number] * len(after)
         return number
+
+    def edge(self, source: int, target: int) -> None:
+        """The target waits for the source."""
+        self.template.sources.append(source)
+        self.template.targets.append(target)
 
     def main(self, seconds: float, stream: str, name: int) -> int:
         """A task that what follows reads."""

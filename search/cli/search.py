@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from search.study import Progress, Recommendation
     from spaces import Constraints, Problem, TransformerSpace
 
+FINALISTS = 10
+"""As many as there are rows: simulating them adds about a tenth to a typical search."""
+
 
 def search(
     model: options.ModelName = options.EXAMPLE_MODEL,
@@ -46,8 +49,13 @@ def search(
     ] = None,
     top: Annotated[int, typer.Option("--top", help="How many plans to rank.")] = 10,
     finalists: Annotated[
-        int, typer.Option("--finalists", help="How many of the best to simulate and rank by that.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--finalists",
+            help="How many of the best to simulate and rank by that, 0 for none.",
+            show_default=str(FINALISTS),
+        ),
+    ] = None,
     strategy: Annotated[
         str, typer.Option("--strategy", help="exhaustive, or optuna for samples.")
     ] = "exhaustive",
@@ -98,8 +106,10 @@ def search(
     )
     pricing = Pricing(cost=cost)
     visit_order = _strategy(strategy, space, trials, seed)
+    if finalists is None:
+        finalists = FINALISTS if pricing.prices_layers else 0
     result = _watched(problem, space, visit_order, pricing, top, finalists)
-    rules = baselines(problem, pricing) if result.ranked else ()
+    rules = baselines(problem, pricing, simulate=finalists > 0) if result.ranked else ()
     if json:
         contracts.write(contracts.recommendation(result, rules), json)
     if json != "-":

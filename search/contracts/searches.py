@@ -80,6 +80,7 @@ def recommendation(result: Recommendation, rules: Iterable[Baseline] = ()) -> di
         "ranked": [
             {"rank": row.rank, "tie_group": row.tie_group}
             | costs_of(row.estimate, row.limited_by)
+            | {"closed_form_seconds": row.closed_form_seconds}
             | {"budget": budget_of(result.problem, row.estimate)}
             for row in result.ranked
         ],

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import Estimates, Plan, Plans, Workload, estimate, peak_memory
+from estimator.compose import composition
 from estimator.estimate import ALLOCATED_PARTS, MEMORY_PARTS, TIME_PARTS
+from estimator.layer import COMPUTE, FLOOR_NORM, HOST, TP
 from tests.estimator.problems import CLUSTER, MODEL, STACK, WORKLOAD, faster, many, plans
 
 
@@ -152,3 +154,42 @@ def test_offloaded_states_leave_the_device_and_cost_copies() -> None:
 def test_unknown_cost_model_is_named() -> None:
     with pytest.raises(ValueError, match=r"unknown cost model 'banana'; use one of analytic"):
         estimate(MODEL, WORKLOAD, CLUSTER, Plan(dp=64), stack=STACK, cost="banana")
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_reductions_hide_behind_the_weights_gemm_alone(sequence_parallel: bool) -> None:
+    """By hand, from the priced slots of a layer; launches and other overlap are off."""
+    stack = replace(STACK, launch_forward=0.0, launch_backward=0.0)
+    plan = Plan(dp=8, tp=8, micro_batch=1, sequence_parallel=sequence_parallel)
+    composed = composition(MODEL, WORKLOAD, CLUSTER, Plans.of([plan]), stack=stack)
+    rows: dict[tuple[str, str, str], float] = {}
+    for slot, seconds in zip(composed.ops.slots, composed.ops_seconds[:, 0], strict=True):
+        if slot.place == "layer":
+            key = (slot.name, slot.stream, slot.phase)
+            rows[key] = rows.get(key, 0.0) + float(seconds)
+    total = sum(
+        seconds
+        for (_, stream, phase), seconds in rows.items()
+        if stream == "tp" and phase != "forward"
+    )
+    hidden = 0.0
+    for name in ("qkv", "mlp up"):
+        gemm = [rows[name, "compute", phase] for phase in ("backward_input", "backward_weight")]
+        hidden += min(rows[f"{name} input", "tp", "backward_input"], gemm[1])
+        hidden += min(rows[f"{name} input", "tp", "backward_weight"], gemm[0])
+    assert 0 < hidden < total
+    backward = composed.layers.layers[0].backward
+    assert backward.exposed[0, 0, TP] == pytest.approx(total - hidden, rel=1e-9)
+    assert backward.hidden[0, 0, TP] == pytest.approx(hidden, rel=1e-9)
+
+
+def test_launches_run_ahead_during_collectives() -> None:
+    """A layer whose kernels and collectives outlast its launches does not wait for the host."""
+    slow = replace(STACK, launch_forward=2e-3)
+    plan = Plan(dp=8, tp=8, micro_batch=4, sequence_parallel=True)
+    composed = composition(MODEL, WORKLOAD, CLUSTER, Plans.of([plan]), stack=slow)
+    forward = composed.layers.layers[0].forward
+    kernels, collectives = forward.exposed[0, COMPUTE], forward.exposed[0, TP]
+    assert kernels < slow.launch_forward < kernels + collectives
+    bound = (kernels + collectives) * 2 ** (1 / FLOOR_NORM) - kernels - collectives
+    assert 0 < forward.exposed[0, HOST] < bound

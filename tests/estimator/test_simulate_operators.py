@@ -30,13 +30,16 @@ def ops(plan: Plan, **more: object) -> Simulation:
 
 
 def check_busy(value: Simulation) -> None:
-    """Seconds by kind and stage: exposed and hidden ones of all micro-batches together."""
+    """Seconds by kind and stage: exposed and hidden ones of all micro-batches together.
+
+    What gathering takes from compute is neither.
+    """
     work, tasks = value.work, value.tasks
     both = (work.forward + work.backward).sum(axis=1)
     every = work.micro_batches * (both[:, :PARTS] + both[:, PARTS:])
-    in_passes = tasks.phase < 2
+    in_passes, beside = tasks.phase < 2, tasks.names.index("interference")
     for part, kind in ((COMPUTE, "compute"), (TP, "tp"), (CP, "cp"), (EP, "ep"), (DP, "dp")):
-        of_kind = in_passes & (tasks.kind == KINDS.index(kind))
+        of_kind = in_passes & (tasks.kind == KINDS.index(kind)) & (tasks.name != beside)
         busy = np.bincount(
             value.built.stage[of_kind], tasks.seconds[of_kind], minlength=work.stages
         )
@@ -146,3 +149,74 @@ def test_one_rank_stands_for_the_equal_ones(plan: Plan) -> None:
     )
     assert everyone.makespan == pytest.approx(few.makespan, rel=1e-12)
     assert len(everyone.tasks) == plan.dp * plan.tp * len(few.tasks)
+
+
+def test_gathered_weights_are_of_two_layers_at_a_time() -> None:
+    """Also from one pass to the next; and before the gradients of the layer that runs leave."""
+    plan = Plan(dp=16, pp=4, zero=3, interleave=8, micro_batch=1)
+    value = simulate(MODEL, SMALL, CLUSTER, plan, stack=STACK, detail="ops")
+    tasks, timing = value.tasks, value.timing
+    weights = np.flatnonzero(np.isin(tasks.name, _names(value, "weights")))
+    mine = weights[(value.built.stage[weights] == 1) & (tasks.phase[weights] < 2)]
+    sources, targets = tasks.edges()
+    readers = dict(zip(sources.tolist(), targets.tolist(), strict=True))
+    assert len(mine) > 10
+    # A layer's gather begins once the layer before the previous one has read its weights.
+    reads = timing.start[[readers[int(task)] for task in mine]]
+    assert (timing.end[mine] <= reads + 1e-12).all()
+    assert (timing.start[mine[2:]] >= reads[:-2]).all()
+    one_stage = ops(Plan(dp=64, zero=3, micro_batch=1))
+    tasks, timing = one_stage.tasks, one_stage.timing
+    backward = (tasks.phase == 1) & (tasks.kind == KINDS.index("dp"))
+    gathers = np.flatnonzero(backward & np.isin(tasks.name, _names(one_stage, "weights")))
+    scatters = np.flatnonzero(backward & np.isin(tasks.name, _names(one_stage, "gradients")))
+    assert len(scatters) == len(gathers)
+    inside = timing.start[gathers[1:-1]] < timing.end[scatters[:-2]]
+    assert inside.mean() > 0.9, "the next layer's weights do not wait for gradients"
+
+
+def _names(value: Simulation, ending: str) -> list[int]:
+    return [i for i, name in enumerate(value.tasks.names) if ending in name.split()]
+
+
+def test_gathering_beside_compute_takes_from_it_what_the_closed_form_says() -> None:
+    plan = Plan(dp=64, zero=3, micro_batch=1)
+    value, still = (
+        simulate(MODEL, SMALL, CLUSTER, plan, stack=stack, detail="ops")
+        for stack in (STACK, replace(STACK, interference_zero3=0.0))
+    )
+    closed = value.closed_form.step_seconds - still.closed_form.step_seconds
+    assert closed > 0
+    assert value.makespan - still.makespan == pytest.approx(closed, rel=0.05)
+
+
+def test_layers_with_experts_are_launched_slower() -> None:
+    plan = Plan(dp=8, tp=8, ep=8, etp=1, sequence_parallel=True)
+    slow = replace(STACK, launch_experts=0.05)
+    usual, slower = (
+        simulate(MIXTRAL, SMALL, CLUSTER, plan, stack=stack, detail="ops")
+        for stack in (STACK, slow)
+    )
+    passes = 2 * usual.work.micro_batches * MIXTRAL.layers
+    assert slower.makespan > passes * slow.launch_experts > 2 * usual.makespan
+
+
+@pytest.mark.parametrize("detail", ["stages", "ops"])
+def test_end_chunks_are_short_where_layers_are_missing(detail: str) -> None:
+    """Of 30 layers in 32 chunks the first holds the embedding alone and the last the head."""
+    short = replace(MODEL, layers=30, vocab=8192)
+    workload = replace(SMALL, global_batch=128)
+    plan = Plan(dp=8, pp=8, interleave=4, micro_batch=1, first_stage_layers=3, last_stage_layers=3)
+    value = simulate(short, workload, CLUSTER, plan, stack=STACK, detail=detail)
+    assert value.work.shares[0].tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+    assert value.work.shares[-1].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert value.work.shares[1:-1].tolist() == [[0.25] * 4] * 6
+    tasks = value.tasks
+    passes = (tasks.resource == COMPUTE_STREAM) & (tasks.phase < 2) & (value.built.chunk == 0)
+    first, middle = (tasks.seconds[passes & (value.built.stage == s)].sum() for s in (0, 1))
+    assert first < 0.3 * middle
+    for memory in value.memory:
+        assert memory.allocated[-1] == pytest.approx(memory.allocated[0], rel=1e-9)
+    # The closed form spreads layers evenly; the fullest stage has none missing.
+    peaks = [memory.peak for memory in value.memory]
+    assert max(peaks) == peaks[1] == pytest.approx(max(value.closed_form_bytes), rel=1e-9)

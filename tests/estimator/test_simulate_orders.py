@@ -55,6 +55,7 @@ def pure(
         overlap_param=False,
         buckets=1,
         hiding=1.0,
+        shares=np.full((len(forward), v), 1 / v),
         states=none,
         kept=none,
         passing=none,

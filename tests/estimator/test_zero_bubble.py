@@ -152,16 +152,28 @@ def test_a_plan_has_the_same_work_and_less_bubble(schedule: str, detail: str) ->
     assert sum(step.time.values()) == pytest.approx(step.step_seconds, rel=1e-9)
     assert step.time["compute"] == pytest.approx(usual.time["compute"], rel=1e-9)
     assert step.time["bubble"] < 0.75 * usual.time["bubble"]
-    if detail == "stages":
-        assert step.step_seconds < usual.step_seconds
-    else:
-        assert step.time["tp"] > usual.time["tp"], "fewer GEMMs to hide reductions behind"
+    assert step.time["tp"] > usual.time["tp"], "fewer GEMMs to hide reductions behind"
     assert step.step_seconds <= value.makespan * (1 + 1e-12)
-    assert value.closed_form.step_seconds == pytest.approx(step.step_seconds, rel=0.08)
+    assert value.closed_form.step_seconds == pytest.approx(step.step_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("detail", ["stages", "ops"])
+def test_less_bubble_is_less_time_where_nothing_hid_behind_weights(detail: str) -> None:
+    alone = replace(PLAN, dp=16, tp=1, sequence_parallel=False)
+    work = replace(WORK, global_batch=512)
+
+    def seconds(schedule: str) -> float:
+        plan = replace(alone, schedule=schedule)  # type: ignore[arg-type]
+        value = simulate(MODEL, work, CLUSTER, plan, stack=STACK, detail=detail)
+        return value.estimate.step_seconds
+
+    usual, first, second = (seconds(schedule) for schedule in ("1f1b", "zb-h1", "zb-h2"))
+    assert second < first < usual
 
 
 def test_schedules_rank_by_time_and_by_memory() -> None:
-    plans = [replace(PLAN, schedule=s) for s in ("gpipe", "1f1b", "zb-h1", "zb-h2")]  # type: ignore[arg-type]
+    plain = replace(PLAN, dp=16, tp=1, sequence_parallel=False)
+    plans = [replace(plain, schedule=s) for s in ("gpipe", "1f1b", "zb-h1", "zb-h2")]  # type: ignore[arg-type]
     table = estimate(MODEL, WORK, CLUSTER, Plans.of(plans), stack=STACK)
     gpipe, usual, first, second = table.step_seconds.tolist()
     assert second < first < usual <= gpipe * (1 + 1e-9)

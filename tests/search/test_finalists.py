@@ -11,6 +11,7 @@ import pytest
 from estimator.simulate import simulate
 from search.cli.main import run
 from search.finalists import simulated
+from search.rules_of_thumb import baselines
 from search.study import Recommendation, recommend
 from tests.search.fakes import problem, small
 
@@ -79,3 +80,34 @@ def test_the_command_says_that_it_simulated(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["fidelity"] == "simulated"
     assert run([*COMMAND, "--finalists", "4", "--sweep", "cluster.nodes=1,2"]) == 2
     assert "--finalists goes with one search" in capsys.readouterr().err
+
+
+def test_the_command_simulates_unless_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows, closed form beside; rules of thumb are held against the best by the same fidelity."""
+    assert run([*COMMAND, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fidelity"] == "simulated"
+    assert run([*COMMAND, "--finalists", "0", "--json", "-"]) == 0
+    closed = json.loads(capsys.readouterr().out)
+    assert closed["fidelity"] == "closed form"
+    for row in closed["ranked"]:
+        assert row["closed_form_seconds"] == row["step_seconds"]
+    seconds = {json.dumps(row["plan"]): row["step_seconds"] for row in closed["ranked"]}
+    for row in found["ranked"]:
+        assert row["closed_form_seconds"] == seconds.get(
+            json.dumps(row["plan"]), row["closed_form_seconds"]
+        )
+    assert run([*COMMAND, "--cost", "amped", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["fidelity"] == "closed form"
+
+
+def test_rules_of_thumb_are_simulated_beside_simulated_finalists() -> None:
+    p = SMALL.problem
+    plain, whole = (baselines(p, simulate=each) for each in (False, True))
+    for closed, rule in zip(plain, whole, strict=True):
+        assert (closed.estimate is None) == (rule.estimate is None)
+        if rule.estimate is not None:
+            alone = simulate(p.model, p.workload, p.cluster, rule.estimate.plan, stack=p.stack)
+            assert rule.estimate.step_seconds == pytest.approx(alone.makespan, rel=1e-9)
+            assert closed.estimate.step_seconds == alone.closed_form.step_seconds
+    assert any(rule.estimate is not None for rule in whole)
