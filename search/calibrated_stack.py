@@ -6,7 +6,6 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +13,6 @@ from estimator.intervals import WIDEST
 from estimator.lower.slots import FloatArray
 from estimator.stack import Calibration, Stack
 from search.scalars import scalars_of, with_value
-
-if TYPE_CHECKING:
-    from search.calibration import ScalarFit
 
 ENOUGH = 9
 """Residuals that an 80 % quantile needs before it says more than the largest of them."""
@@ -67,14 +63,15 @@ def stack_with(
     base: Stack,
     name: str,
     values: Mapping[str, float],
-    fits: Sequence[ScalarFit],
-    cost: str,
     calibration: Calibration,
     standard: Sequence[float],
     today: datetime.date | None,
 ) -> Stack:
-    """The fitted stack: each number that moved says so, the others keep their sources."""
-    named = calibration.sources
+    """The fitted stack: each number that moved says so, the others keep their sources.
+
+    ``standard`` are errors of runs left out, each over the factor of its class: the interval's.
+    """
+    cost, named = calibration.cost, calibration.sources
     words = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
     date = (today or datetime.date.today()).isoformat()
     fitted = (

@@ -10,9 +10,9 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import mean, median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,8 @@ from estimator.runs import Run
 from estimator.stack import Calibration, FittedScalar, Stack
 from search.accuracy import Configuration, configurations, selected, unmapped_reasons
 from search.calibrated_stack import kept_residuals, rounded, stack_with, with_values
-from search.posterior import (
-    IDENTIFIED,
-    Chosen,
-    Evidence,
-    Predict,
-    Solution,
-    choose,
-    exercised,
-    solve,
-)
+from search.left_out import folds, left_out
+from search.posterior import IDENTIFIED, Chosen, Evidence, choose, screen
 from search.repricing import Repricing
 from search.scalars import IN_SITU, Scalar, scalars_of, value_of
 from search.validate import Scored, forced, mapped_rows, priced
@@ -46,9 +38,7 @@ RANGE_OF_TWO = 1.128
 """Expected range of two draws, over their standard deviation."""
 FEW = 3
 """Fewer distinct configurations than this move the overall factor only."""
-LEAVE_ONE_OUT = 12
-"""Up to so many configurations each is left out alone; more are left out in ``FOLDS`` parts."""
-FOLDS = 5
+
 State = Literal[
     "identified",
     "shrunk",
@@ -60,9 +50,6 @@ State = Literal[
 ]
 """``shrunk``: the overall factor, which always moves, where the runs tell little of it; ``held``
 where only the interval was asked for."""
-UNMOVED = Chosen(
-    solution=Solution(values={}, sd={}, precision=np.zeros((0, 0)), loss=0.0),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +209,23 @@ def _one_stack(rows: Sequence[Scored]) -> Stack:
     return found[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Residuals:
+    """Logarithms of predicted over measured time, (N,)."""
+
+    before: FloatArray
+    after: FloatArray
+    crossed: FloatArray | None
+    left_out: FloatArray | None
+
+    def errors(self, at: NDArray[np.int64]) -> dict[str, Errors | None]:
+        """Errors of some runs under each name."""
+        return {
+            f.name: None if (each := getattr(self, f.name)) is None else Errors.of(each[at])
+            for f in fields(self)
+        }
+
+
 def _fitted(
     rows: Sequence[Scored],
     base: Stack,
@@ -240,25 +244,70 @@ def _fitted(
         return np.log(repricing.seconds(with_values(base, values, key)))
 
     scalars = scalars_of(base, key)
-    used = exercised(predict, scalars)
-    candidates = [] if interval_only else used if len(found) >= FEW else used[:1]
-    chosen = choose(predict, evidence, candidates) if candidates else UNMOVED
+    screened = screen(predict, evidence, scalars)
+    few = len(found) < FEW
+    candidates = [] if interval_only else [scalars[0]] if few else screened.exercised
+    chosen = choose(predict, evidence, candidates, screened.hopeless)
     before = predict({}) - evidence.log_seconds
-    if IN_SITU in chosen.stuck:
+    alone = few and not interval_only
+    if IN_SITU in chosen.stuck or (alone and _beyond(scalars[0], float(np.median(before)))):
         raise ValueError(_nonsense(scalars, chosen, float(np.median(before)), base))
     values = {one: rounded(value) for one, value in chosen.solution.values.items()}
-    after = predict(values) - evidence.log_seconds
-    free = [one for one in candidates if one.name in values]
-    parts = folds(len(found), seed)
-    crossed = before if interval_only else _left_out(predict, evidence, free, values, parts)
-    by_source = _by_source(found)
-    left_out = None
-    if len(by_source) > 1 and not interval_only:
-        left_out = _left_out(predict, evidence, free, values, list(by_source.values()))
-    fits = tuple(_scalar_fit(one, base, key, chosen, values, used, candidates) for one in scalars)
-    errors_after = None if crossed is None else Errors.of(crossed)
-    calibration = Calibration(
+    parts, by_source = folds(len(found), seed), _by_source(found)
+    residuals = _Residuals(
+        before=before,
+        after=predict(values) - evidence.log_seconds,
+        crossed=before if interval_only else left_out(predict, evidence, chosen, parts),
+        left_out=left_out(predict, evidence, chosen, list(by_source.values())),
+    )
+    used = {} if interval_only else {one.name: one in screened.exercised for one in scalars}
+    fits = tuple(_scalar_fit(one, base, key, chosen, used) for one in scalars)
+    calibration = _calibration(found, repricing, fits, residuals, by_source)
+    factor = _factors(repricing)
+    crossed = residuals.crossed
+    standard = [] if crossed is None else (crossed / factor).tolist()
+    times = _parts(repricing, with_values(base, values, key))
+    errors: dict[str, Any] = residuals.errors(np.arange(len(found)))
+    return Calibrated(
+        stack=stack_with(base, name, values, calibration, standard, today),
+        base=base,
         cost=key,
+        rows=calibration.rows,
+        unmapped=unmapped_reasons(rows),
+        scalars=fits,
+        runs=tuple(
+            FittedRun(
+                configuration=one,
+                before=float(residuals.before[n]),
+                after=float(residuals.after[n]),
+                crossed=None if crossed is None else float(crossed[n]),
+                parts=times[n],
+                factor=float(factor[n]),
+            )
+            for n, one in enumerate(found)
+        ),
+        folds=len(parts),
+        sources=tuple(_source_errors(*item, residuals) for item in by_source.items()),
+        **errors,
+    )
+
+
+def _source_errors(source: str, at: NDArray[np.int64], residuals: _Residuals) -> SourceErrors:
+    errors: dict[str, Any] = residuals.errors(at)
+    return SourceErrors(source=source, configurations=len(at), **errors)
+
+
+def _calibration(
+    found: Sequence[Configuration],
+    repricing: Repricing,
+    fits: Sequence[ScalarFit],
+    residuals: _Residuals,
+    by_source: Mapping[str, NDArray[np.int64]],
+) -> Calibration:
+    """What the fitted stack's file says of its fit."""
+    crossed = residuals.crossed
+    return Calibration(
+        cost=repricing.cost_name,
         collectives=_all(c for m in repricing.runs for c in collectives_of(m.cluster)),
         devices=_all(m.cluster.device.name for m in repricing.runs),
         precisions=_all(m.workload.precision for m in repricing.runs),
@@ -274,66 +323,27 @@ def _fitted(
             )
             for one in fits
         },
-        error_before=rounded(_typical(before, by_source)),
+        error_before=rounded(_typical(residuals.before, by_source)),
         error_after=None if crossed is None else rounded(_typical(crossed, by_source)),
         residuals=kept_residuals(crossed),
     )
-    factor = _factors(repricing)
-    times = _parts(repricing, with_values(base, values, key))
-    return Calibrated(
-        stack=stack_with(
-            base,
-            name,
-            values,
-            fits,
-            key,
-            calibration,
-            () if crossed is None else (crossed / factor).tolist(),
-            today,
-        ),
-        base=base,
-        cost=key,
-        rows=calibration.rows,
-        unmapped=unmapped_reasons(rows),
-        scalars=fits,
-        runs=tuple(
-            FittedRun(
-                configuration=one,
-                before=float(before[n]),
-                after=float(after[n]),
-                crossed=None if crossed is None else float(crossed[n]),
-                parts=times[n],
-                factor=float(factor[n]),
-            )
-            for n, one in enumerate(found)
-        ),
-        folds=len(parts),
-        before=Errors.of(before),
-        after=Errors.of(after),
-        crossed=errors_after,
-        left_out=None if left_out is None else Errors.of(left_out),
-        sources=tuple(
-            SourceErrors(
-                source=source,
-                configurations=len(at),
-                before=Errors.of(before[at]),
-                after=Errors.of(after[at]),
-                crossed=None if crossed is None else Errors.of(crossed[at]),
-                left_out=None if left_out is None else Errors.of(left_out[at]),
-            )
-            for source, at in by_source.items()
-        ),
-    )
+
+
+def _beyond(in_situ: Scalar, error: float) -> bool:
+    """Whether the factor that would undo an error lies at a bound or beyond."""
+    low, high = in_situ.range
+    return not low < -error < high
 
 
 def _nonsense(scalars: Sequence[Scalar], chosen: Chosen, error: float, base: Stack) -> str:
     """What to say where the overall factor ends at its bound."""
-    others = [f"{name} at {bound:.3g}" for name, bound in chosen.stuck.items() if name != IN_SITU]
+    in_situ = scalars[0]
+    bound = chosen.stuck.get(IN_SITU, in_situ.low if error > 0 else in_situ.high)
+    others = [f"{name} at {at:.3g}" for name, at in chosen.stuck.items() if name != IN_SITU]
     after = f", after {' and '.join(others)}" if others else ""
     return (
-        f"in_situ ends at its bound of {chosen.stuck[IN_SITU]:g}{after}: these runs take "
-        f"{math.exp(-error):.2f} times as long as {base.name} predicts; check "
-        f"{scalars[0].suspects}; nothing is written"
+        f"in_situ ends at its bound of {bound:g}{after}: these runs take {math.exp(-error):.2f} "
+        f"times as long as {base.name} predicts; check {in_situ.suspects}; nothing is written"
     )
 
 
@@ -379,68 +389,33 @@ def evidence_of(found: Sequence[Configuration]) -> Evidence:
     )
 
 
-def folds(count: int, seed: int) -> list[NDArray[np.int64]]:
-    """Positions to leave out in turn: each alone where there are few, else five random parts."""
-    if count < 2:
-        return []
-    if count <= LEAVE_ONE_OUT:
-        return [np.array([n]) for n in range(count)]
-    order = np.random.default_rng(seed).permutation(count)
-    return [np.sort(order[start::FOLDS]) for start in range(FOLDS)]
-
-
-def _left_out(
-    predict: Predict,
-    evidence: Evidence,
-    free: Sequence[Scalar],
-    start: Mapping[str, float],
-    parts: Sequence[NDArray[np.int64]],
-) -> FloatArray | None:
-    """Residuals of each part under a fit to the others; ``None`` where there is no other."""
-    if len(parts) < 2:
-        return None
-    answer = np.empty(len(evidence.log_seconds))
-    for at in parts:
-        others = np.ones(len(answer), dtype=bool)
-        others[at] = False
-        fitted = solve(predict, evidence.only(others), free, start)
-        answer[at] = (predict(fitted.values) - evidence.log_seconds)[at]
-    return answer
-
-
 def _scalar_fit(
-    one: Scalar,
-    base: Stack,
-    cost: str,
-    chosen: Chosen,
-    values: Mapping[str, float],
-    used: Sequence[Scalar],
-    candidates: Sequence[Scalar],
+    one: Scalar, base: Stack, cost: str, chosen: Chosen, used: Mapping[str, bool]
 ) -> ScalarFit:
-    before = value_of(base, one.name, cost)
-    state: State = "identified"
-    sd = chosen.solution.sd.get(one.name, one.sd)
-    if one not in used:
-        state = "not exercised"
-    elif not candidates:
-        state = "held"
-    elif one not in candidates:
-        state = "too few runs"
-    elif one.name in chosen.stuck:
+    """What became of a scalar; ``used`` says which the runs exercise, nothing where none moves."""
+    name, before = one.name, value_of(base, one.name, cost)
+    state: State
+    value, sd = before, one.sd
+    if name in chosen.solution.values:
+        value, sd = rounded(chosen.solution.values[name]), chosen.solution.sd[name]
+        state = "identified" if sd < IDENTIFIED * one.sd else "shrunk"
+    elif name in chosen.stuck:
         state = "at its bound"
-    elif one.name in chosen.weak:
-        state, sd = "at its prior", chosen.weak[one.name]
-    elif sd >= IDENTIFIED * one.sd:
-        state = "shrunk"
+    elif name in chosen.weak:
+        state, sd = "at its prior", chosen.weak[name]
+    elif name not in used:
+        state = "held"
+    else:
+        state = "too few runs" if used[name] else "not exercised"
     return ScalarFit(
-        name=one.name,
+        name=name,
         before=before,
-        value=values.get(one.name, before),
+        value=value,
         prior=one.centre,
         prior_sd=one.sd,
         sd=sd,
         state=state,
-        bound=chosen.stuck.get(one.name),
+        bound=chosen.stuck.get(name),
         suspects=one.suspects,
     )
 

@@ -25,8 +25,11 @@ MOST_STEPS = 12
 CLOSE = 0.01
 """A step is the last where it moves no scalar by more (in spreads of its prior)."""
 TINY = 1e-3
+FAR = 0.25
+"""Spreads of its prior over which a scalar's effect is taken to be linear."""
 RAISED = 1.5
-"""Spreads of its prior by which a floor is raised in a second start."""
+"""Spreads of its prior by which a small scalar is raised in a second start; twice as far, it is
+seen whether the runs would tell of it."""
 NOTHING = 1e-4
 """A scalar by which no prediction moves more (relative, per e-fold) is not exercised."""
 
@@ -58,6 +61,8 @@ class Solution:
     """Posterior standard deviations of the logarithms."""
     precision: FloatArray
     """Posterior precision of the logarithms, (F, F)."""
+    slope: FloatArray
+    """Change of each log time per change of each logarithm, (N, F), at or near the values."""
     loss: float
 
 
@@ -65,6 +70,7 @@ class Solution:
 class Chosen:
     """A fit of those scalars that the evidence identifies."""
 
+    free: list[Scalar]
     solution: Solution
     weak: dict[str, float] = field(default_factory=dict)
     """Scalars that stay where they were, with their posterior deviations."""
@@ -86,21 +92,41 @@ def jacobian(predict: Predict, free: Sequence[Scalar], values: Mapping[str, floa
     return np.stack(columns, axis=1) if columns else np.zeros((len(here), 0))
 
 
-def exercised(predict: Predict, scalars: Sequence[Scalar]) -> list[Scalar]:
-    """The scalars that change some prediction, at their centres or with floors raised."""
-    moved = np.maximum(
-        *(abs(jacobian(predict, scalars, at(scalars))).max(axis=0) for at in (_centres, _raised))
-    )
-    return [one for one, most in zip(scalars, moved, strict=True) if most > NOTHING]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """Scalars by what the runs could tell of each at best, before anything is fitted."""
+
+    exercised: list[Scalar]
+    """They change some prediction, at their centres or with the small ones raised."""
+    hopeless: dict[str, float]
+    """Of these, the ones that would stay at their prior even if all others were known and the model
+    exact; with the deviation that they would have."""
+
+
+def screen(predict: Predict, evidence: Evidence, scalars: Sequence[Scalar]) -> Screened:
+    """What the runs could tell of each scalar; the overall factor is never hopeless."""
+    points = (_centres(scalars), _raised(scalars, 2 * RAISED))
+    slopes = [abs(jacobian(predict, scalars, at)) for at in points]
+    told = np.max([(evidence.weight / evidence.sd**2) @ slope**2 for slope in slopes], axis=0)
+    most = np.max([slope.max(axis=0) for slope in slopes], axis=0)
+    exercised = []
+    hopeless: dict[str, float] = {}
+    for one, largest, information in zip(scalars, most, told, strict=True):
+        sd = (information + one.sd**-2) ** -0.5
+        if largest > NOTHING or one.name == IN_SITU:
+            exercised.append(one)
+            if sd >= IDENTIFIED * one.sd and one.name != IN_SITU:
+                hopeless[one.name] = float(sd)
+    return Screened(exercised=exercised, hopeless=hopeless)
 
 
 def _centres(scalars: Sequence[Scalar]) -> dict[str, float]:
     return {one.name: one.centre for one in scalars}
 
 
-def _raised(scalars: Sequence[Scalar]) -> dict[str, float]:
-    """Floors at a height at which they would be felt."""
-    return {one.name: one.value(RAISED * one.sd * one.floor) for one in scalars}
+def _raised(scalars: Sequence[Scalar], spreads: float = RAISED) -> dict[str, float]:
+    """The small ones as large as they need to be to be felt."""
+    return {one.name: one.value(spreads * one.sd * one.small) for one in scalars}
 
 
 def solve(
@@ -108,16 +134,18 @@ def solve(
     evidence: Evidence,
     free: Sequence[Scalar],
     start: Mapping[str, float],
+    slope: FloatArray | None = None,
 ) -> Solution:
     """Scalars of the highest posterior: pseudo-Huber errors of runs, quadratic priors.
 
     Logarithms of times are nearly linear in those of the scalars. So each step solves the robust
-    problem of the linear model whole, and few steps price the runs again.
+    problem of the linear model whole, and few steps price the runs again. ``slope`` is the
+    Jacobian at ``start``, where it is known; it is taken again once a scalar has moved by ``FAR``.
     """
     x = np.array([np.log(start[one.name] / one.centre) for one in free])
     spread = np.array([one.sd for one in free])
     scale = np.sqrt(evidence.weight) / evidence.sd
-    counted = evidence.weight > 0
+    ranges = [one.range for one in free]
 
     def values(x: FloatArray) -> dict[str, float]:
         return {one.name: one.value(float(xi)) for one, xi in zip(free, x, strict=True)}
@@ -129,10 +157,11 @@ def solve(
         bent, _ = pseudo_huber(error)
         return float(((scale * bent) ** 2).sum() + ((x / spread) ** 2).sum())
 
-    error = errors(x)
+    error, sloped_at = errors(x), x
     for _ in range(MOST_STEPS):
-        slope = jacobian(predict, free, values(x))
-        aim, jac, cost = _linear(error, slope, x, scale, spread, [one.range for one in free])
+        if slope is None or abs((x - sloped_at) / spread).max() > FAR:
+            slope, sloped_at = jacobian(predict, free, values(x)), x
+        aim, jac, cost = _linear(error, slope, x, scale, spread, ranges)
         step = aim - x
         while loss(errors(x + step), x + step) > loss(error, x) and abs(step / spread).max() > TINY:
             step = step / 2
@@ -141,13 +170,15 @@ def solve(
         if abs(step / spread).max() < CLOSE:
             break
     # Runs scatter by more than their noise, since the model is not exact: they tell less then.
-    scatter = cost / max(int(counted.sum()) - len(free), 1)
+    scatter = cost / max(int((evidence.weight > 0).sum()) - len(free), 1)
     precision = jac.T @ jac / max(scatter, 1.0) + np.diag(1 / spread**2)
     sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    assert slope is not None
     return Solution(
         values=values(x),
         sd={one.name: float(each) for one, each in zip(free, sd, strict=True)},
         precision=precision,
+        slope=slope,
         loss=loss(error, x),
     )
 
@@ -197,20 +228,25 @@ def pseudo_huber(error: FloatArray) -> tuple[FloatArray, FloatArray]:
     return error * bend, 1 / (bend * root)
 
 
-def choose(predict: Predict, evidence: Evidence, candidates: Sequence[Scalar]) -> Chosen:
-    """Fit; give up scalars at a bound, then those that the evidence leaves at their prior; again.
+def choose(
+    predict: Predict,
+    evidence: Evidence,
+    candidates: Sequence[Scalar],
+    hopeless: Mapping[str, float],
+) -> Chosen:
+    """Fit all but the hopeless; give up those at a bound, then those left at their prior; again.
 
     The overall factor always moves. At its bound it ends the search: ``stuck`` holds it then.
+    Without candidates nothing moves.
     """
-    free = list(candidates)
-    start: Mapping[str, float] = _centres(free)
-    if any(one.floor for one in free):
-        starts = (start, _raised(free))
-        start = min((solve(predict, evidence, free, s) for s in starts), key=_loss).values
-    weak: dict[str, float] = {}
+    free = [one for one in candidates if one.name not in hopeless]
+    starts = [_centres(free), _raised(free)] if any(one.small for one in free) else [_centres(free)]
+    weak = {one.name: hopeless[one.name] for one in candidates if one.name in hopeless}
     stuck: dict[str, float] = {}
+    if not free:
+        return Chosen(free=free, solution=_nothing(evidence))
     while True:
-        solution = solve(predict, evidence, free, start)
+        solution = min((solve(predict, evidence, free, start) for start in starts), key=_loss)
         at_bound = {
             one.name: bound
             for one in free
@@ -220,9 +256,15 @@ def choose(predict: Predict, evidence: Evidence, candidates: Sequence[Scalar]) -
         vague = {} if at_bound else _unidentified(solution, free)
         weak |= vague
         if IN_SITU in at_bound or not (at_bound or vague):
-            return Chosen(solution=solution, weak=weak, stuck=stuck)
+            return Chosen(free=free, solution=solution, weak=weak, stuck=stuck)
         free = [one for one in free if one.name not in at_bound and one.name not in vague]
-        start = solution.values
+        starts = [solution.values]
+
+
+def _nothing(evidence: Evidence) -> Solution:
+    """The solution in which no scalar is free."""
+    none = np.zeros((len(evidence.log_seconds), 0))
+    return Solution(values={}, sd={}, precision=none.T @ none, slope=none, loss=0.0)
 
 
 def _loss(solution: Solution) -> float:

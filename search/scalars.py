@@ -9,7 +9,8 @@ from typing import Any
 from estimator.stack import Stack
 
 IN_SITU = "in_situ"
-FLOORS = ("launch", "exposed_dp")
+SMALL = ("launch", "exposed_dp", "step_seconds", "straggler_per_doubling")
+"""They add something small, or are a floor: no slope until they are large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +30,9 @@ class Scalar:
     """What to look at where a fit drives it to a bound."""
 
     @property
-    def floor(self) -> bool:
-        """Whether it enters as a floor: it has no slope until it is large."""
-        return self.name in FLOORS
+    def small(self) -> bool:
+        """Whether the logarithm of a time has no slope in its own until it is large."""
+        return self.name in SMALL
 
     def value(self, x: float) -> float:
         """The value that lies ``x`` in the logarithm from the centre."""

@@ -45,6 +45,8 @@ def validate(
     file = read_runs(runs)
     used = load_stack(stack) if stack else None
     if log:
+        if only:
+            raise ValueError("--log is for all rows of a role; leave out --only, or --log")
         ledger.commit()
     check_cost_model(cost)
     check_role(file, role)

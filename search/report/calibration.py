@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from search.calibration import FEW, LEAVE_ONE_OUT, Calibrated, Errors, FittedRun, ScalarFit
+from search.calibration import FEW, Calibrated, Errors, FittedRun, ScalarFit
+from search.left_out import LEAVE_ONE_OUT
 from search.report.units import console, say, seconds
 from search.report.validation import percent
 

@@ -1,31 +1,47 @@
 """What three runs are worth: calibrate on three of a source, predict its others.
 
     python tests/bench/calibrate_three.py runs.csv --role fit
+    python tests/bench/calibrate_three.py runs.csv --role fit --stack megatron
 
-Each source with at least six distinct runs of one stack; 20 random draws each, seeds fixed.
+Each source with at least six distinct runs of one stack; 20 random draws each, seeds fixed. It
+starts from its stack as that was before any calibration; with ``--stack`` every source starts from
+that one, as software does that the catalogue does not know.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from dataclasses import replace
 from statistics import mean, median
 
 import numpy as np
 
+from estimator.catalog import load_stack
 from estimator.runs import read_runs
 from search.accuracy import Configuration, configurations
 from search.calibration import calibrate
 from search.repricing import Repricing
-from search.validate import score
+from search.validate import mapped_rows, priced
 
 LEAST, DRAWN, DRAWS = 6, 3, 20
 
 
-def groups(path: str, role: str | None) -> dict[tuple[str, str], list[Configuration]]:
+def groups(
+    path: str, role: str | None, stack: str | None
+) -> dict[tuple[str, str], list[Configuration]]:
     """Distinct runs by source and stack, where there are enough."""
     found: dict[tuple[str, str], list[Configuration]] = defaultdict(list)
-    for one in configurations(score(read_runs(path).runs, role=role)):
+    rows = mapped_rows(read_runs(path).runs, role=role)
+    names = {row.mapped.stack.name for row in rows if row.mapped is not None}
+    bases = {name: load_stack(stack or name, calibrated=False) for name in names}
+    started = [
+        row
+        if row.mapped is None
+        else replace(row, mapped=replace(row.mapped, stack=bases[row.mapped.stack.name]))
+        for row in rows
+    ]
+    for one in configurations(priced(started)):
         row = one.rows[0]
         found[row.run.source_id or "unnamed", row.mapped.stack.name].append(one)
     return {key: found[key] for key in sorted(found) if len(found[key]) >= LEAST}
@@ -58,11 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs")
     parser.add_argument("--role")
+    parser.add_argument("--stack")
     parser.add_argument("--drawn", type=int, default=DRAWN)
     given = parser.parse_args()
     print(f"{'source':22}{'stack':20}{'runs':>5}{'before %':>10}{'after %':>10}{'cut %':>8}  moved")
     everything: list[tuple[float, float]] = []
-    for (source, stack), members in groups(given.runs, given.role).items():
+    for (source, stack), members in groups(given.runs, given.role, given.stack).items():
         found = draws(members, given.drawn)
         before, after = (median(one[k] for one in found) for k in (0, 1))
         everything.append((before, after))

@@ -187,6 +187,7 @@ def test_only_keeps_rows_of_a_value(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["--only", "tp=2", "--log", "x.md"], "--log is for all rows of a role; leave out --only"),
         (["--only", "tp"], "cannot keep only 'tp'; write column=value with one of the columns so"),
         (["--only", "all=all"], "cannot keep only 'all=all'; write column=value"),
         (["--only", "colour=red"], "cannot keep only 'colour=red'; write column=value"),
