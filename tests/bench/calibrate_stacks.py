@@ -3,8 +3,8 @@
 Run as ``python tests/bench/calibrate_stacks.py RUNS.csv [--write]``. Each stack starts from its
 file without the block ``calibrated``, which ``--write`` replaces. Rows of role ``fit`` alone are
 read. A fit is kept where it lowers the median error of runs that it did not see: of parts left out
-in turn, and of sources left out where there are several. Elsewhere the numbers stay as they are,
-and only the interval is measured. One source cannot show how sources differ: errors before its fit
+in turn, and of whole sources or, in one source of three devices or more, of whole devices. Elsewhere
+the numbers stay as they are, and only the interval is measured. One source cannot show how sources differ: errors before its fit
 count for the interval beside those of runs left out.
 """
 
@@ -14,15 +14,18 @@ import argparse
 import datetime
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from estimator import catalog
 from estimator.catalog import load_stack, stack_yaml
 from estimator.catalog.loader import names
 from estimator.runs import Run, read_runs
 from estimator.stack import Stack
+from search.accuracy import configurations, selected
 from search.calibrated_stack import conformal, rounded
 from search.calibration import Calibrated, calibrate
 from search.scalars import scalars_of
+from search.validate import mapped_rows, score
 
 STACKS = Path(catalog.__file__).parent / "stacks"
 HEADING = "\n# Fitted to published runs by tests/bench/calibrate_stacks.py.\ncalibrated:\n"
@@ -49,11 +52,29 @@ def fitted(name: str, runs: list[Run], today: datetime.date) -> Calibrated | Non
     except ValueError as error:
         print(f"{name}: {error}")
         return None
-    left_out = found.left_out
-    elsewhere = left_out is None or left_out.median < found.before.median
-    if not (found.helps and elsewhere):
+    if not (found.helps and helps_elsewhere(found, name, base, runs)):
         return fit(interval_only=True)
-    return found if left_out is not None else wider(found)
+    return found if found.left_out is not None else wider(found)
+
+
+def helps_elsewhere(found: Calibrated, name: str, base: Stack, runs: list[Run]) -> bool:
+    """Whether the median error falls on sources, or devices, that a fit did not see."""
+    if found.left_out is not None:
+        return found.left_out.median < found.before.median
+    rows = selected(mapped_rows(runs, role="fit"), [f"stack={name}"])
+    by_device: dict[str, list[Run]] = {}
+    for row in rows:
+        if row.mapped is not None and row.seconds is not None:
+            by_device.setdefault(row.mapped.cluster.device.name, []).append(row.run)
+    if len(by_device) < 3:
+        return True
+    errors = []
+    for device, own in by_device.items():
+        others = [run for other, group in by_device.items() if other != device for run in group]
+        there = calibrate(others, stack=base, name=name).stack
+        errors += [abs(one.error) for one in configurations(score(own, stack=there))]
+    print(f"{name}: devices left out {100 * median(errors):.1f} %")
+    return median(errors) < found.before.median
 
 
 def wider(found: Calibrated) -> Calibrated:
