@@ -70,6 +70,8 @@ class Convention:
     """Its stack where nothing is compiled."""
     graph_stack: str | None = None
     """Its stack where layers are replayed as CUDA graphs."""
+    experts_in_graphs_since: tuple[int, int] | None = None
+    """Release (year, month) from which its recipes of mixtures of experts on Blackwell do so."""
     adapters_recompute: bool = False
     """Its recipes for adapters checkpoint every layer of models that one GPU cannot hold."""
     lora_targets: LoraTargets = "attention"
@@ -153,6 +155,8 @@ CONVENTIONS: tuple[Convention, ...] = (
         zero=1,
         sequence_parallel=True,
         interleaves=True,
+        graph_stack="nemo-graphs",
+        experts_in_graphs_since=(26, 6),
     ),
     # Megatron-Core's own regression runs, recent whatever the GPU.
     Convention(

@@ -54,7 +54,7 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
     workload = _workload(run, convention, cluster, assume)
     plan = plan_of_run(run, convention, model, workload, cluster, assume)
     try:
-        used = stack or load_stack(_stack_name(run, convention))
+        used = stack or load_stack(_stack_name(run, convention, cluster, assume))
     except ValueError as error:
         raise UnmappedError(str(error)) from None
     return Mapped(
@@ -67,11 +67,17 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
     )
 
 
-def _stack_name(run: Run, convention: Convention) -> str:
+def _stack_name(run: Run, convention: Convention, cluster: Cluster, assume: Assumptions) -> str:
     """The framework's stack, or that of its recipe."""
     if run.compiled is False and convention.eager_stack is not None:
         return convention.eager_stack
-    if run.cuda_graphs and convention.graph_stack is not None:
+    graphs = run.cuda_graphs
+    since = convention.experts_in_graphs_since
+    if since is not None and run.moe_experts and cluster.device.architecture == "blackwell":
+        release = re.search(r"(\d+)\.(\d+)", run.framework_version or "")
+        recent = release is not None and tuple(map(int, release.groups())) >= since
+        graphs = assume("cuda_graphs", graphs, recent, "its recipes of that release")
+    if graphs and convention.graph_stack is not None:
         return convention.graph_stack
     return convention.stack
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FUSIONS = ("norm", "norm_residual", "bias_activation", "rope", "softmax", "cross_entropy")
+FUSIONS = (
+    "norm",
+    "norm_residual",
+    "bias_activation",
+    "rope",
+    "softmax",
+    "cross_entropy",
+    "expert_mlp",
+)
 """Groups of element-wise kernels that a framework may run as one."""
 
 

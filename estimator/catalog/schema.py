@@ -51,7 +51,15 @@ Layers = Annotated[int, Field(ge=1, le=10_000)]
 Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Parameters = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Fusion = Literal["norm", "norm_residual", "bias_activation", "rope", "softmax", "cross_entropy"]
+Fusion = Literal[
+    "norm",
+    "norm_residual",
+    "bias_activation",
+    "rope",
+    "softmax",
+    "cross_entropy",
+    "expert_mlp",
+]
 Source = Annotated[str, Field(min_length=1)]
 UNSAID = "stated without a source"
 Zero = Literal[0, 1, 2, 3]

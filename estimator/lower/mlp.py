@@ -106,7 +106,7 @@ def _routed(low: Lowering, experts: Experts) -> None:
     for name, n, k in (("expert up", halves * ffn, hidden), ("expert down", hidden, ffn)):
         # One product of all rows, cut into as many as a rank has experts.
         low.gemm(name, "layer", m=rows / local, n=n, k=k, batch=local, starts=local, frozen=frozen)
-        if name == "expert up":
+        if name == "expert up" and "expert_mlp" not in low.stack.fused:
             _activation(low, "expert activation", rows * ffn)
 
 

@@ -89,7 +89,9 @@ def _layer_extras(low: Lowering, kind: LayerKind) -> None:
         cast = 4.0 * low.tokens * width
         if kind == "moe" and model.experts is not None:
             visits = expert_rows(low, model.experts)
-            cast = cast + 4.0 * visits * (model.hidden + model.experts.ffn / keys.etp)
+            # Fused experts cast what their activation gives inside their first product.
+            inner = 0.0 if "expert_mlp" in low.stack.fused else model.experts.ffn / keys.etp
+            cast = cast + 4.0 * visits * (model.hidden + inner)
         low.memory("casts", "layer", forward=cast, backward=1.5 * cast)
     share = low.stack.gradient_accumulation_traffic
     if share and low.workload.mode == "train" and low.workload.lora_rank is None:
