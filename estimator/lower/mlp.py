@@ -12,6 +12,7 @@ from estimator.lower.keys import ep_ranks_inside
 from estimator.lower.lowering import PASS_PHASES, Lowering
 from estimator.lower.slots import FULL, Collective, FloatArray, Phase
 from estimator.model import Experts, LayerKind
+from estimator.workload import CAST_PRECISIONS
 
 
 def mlp_block(low: Lowering, kind: LayerKind) -> None:
@@ -102,6 +103,9 @@ def _routed(low: Lowering, experts: Experts) -> None:
     # sorts them (DeepEP, HybridEP), else into and out of both the senders' and the experts' order.
     passes = 4 if low.stack.deduplicated_dispatch else 8
     low.memory("permutation", "layer", forward=passes * row, backward=passes * row)
+    if low.workload.precision in CAST_PRECISIONS and "expert_mlp" not in low.stack.fused:
+        # Blocks of scales need whole tiles of rows: experts' rows are padded, and unpadded after.
+        low.memory("padding", "layer", forward=4 * row, backward=4 * row)
     _dispatch(low, experts, rows / keys.etp)
     for name, n, k in (("expert up", halves * ffn, hidden), ("expert down", hidden, ffn)):
         # One product of all rows, cut into as many as a rank has experts.

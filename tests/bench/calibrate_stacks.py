@@ -3,9 +3,9 @@
 Run as ``python tests/bench/calibrate_stacks.py RUNS.csv [--write]``. Each stack starts from its
 file without the block ``calibrated``, which ``--write`` replaces. Rows of role ``fit`` alone are
 read. A fit is kept where it lowers the median error of runs that it did not see: of parts left out
-in turn, and of whole sources or, in one source of three devices or more, of whole devices. Elsewhere
-the numbers stay as they are, and only the interval is measured. One source cannot show how sources differ: errors before its fit
-count for the interval beside those of runs left out.
+in turn, and of whole sources or, in one source of three devices or more, of whole devices.
+Elsewhere the numbers stay as they are, and only the interval is measured. One source cannot show
+how sources differ: errors before its fit count for the interval beside those of runs left out.
 """
 
 from __future__ import annotations
