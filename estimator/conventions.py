@@ -100,7 +100,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="gpt-neox",
         pattern=r"neox",
-        stack="megatron-deepspeed",
+        stack="gpt-neox",
         zero=1,
         sequence_parallel=False,
         attention="eager",

@@ -141,7 +141,7 @@ def test_what_is_said_is_kept() -> None:
         ("Megatron-DeepSpeed", "A100-SXM4-80GB", "megatron-deepspeed", 0, "eager"),
         ("torchtitan", "H100-SXM5-80GB", "fsdp", 3, "flash"),
         ("MaxText (JAX)", "H100-SXM5-80GB", "maxtext", 3, "flash"),
-        ("GPT-NeoX (DeepSpeed pipeline)", "A100-SXM4-80GB", "megatron-deepspeed", 1, "eager"),
+        ("GPT-NeoX (DeepSpeed pipeline)", "A100-SXM4-80GB", "gpt-neox", 1, "eager"),
     ],
 )
 def test_conventions_by_framework_and_era(
