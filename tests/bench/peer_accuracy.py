@@ -95,11 +95,18 @@ def summary(errors: Iterable[float]) -> str:
     )
 
 
+def noise(compared: Sequence[Compared]) -> str:
+    """Median spread of configurations that were measured more than once, percent."""
+    spreads = [one.configuration.noise for one in compared]
+    known = [spread for spread in spreads if spread is not None]
+    return f"{100 * float(np.median(known)):.1f}" if known else "-"
+
+
 def table(title: str, rows: Sequence[Scored], compared: Sequence[Compared], three: bool) -> None:
     """Errors by source and overall; ``three`` shows Calculon, who must have answered."""
     print(f"\n{title}\n")
-    print("| source | rows | of these | n | ours | baseline |" + " Calculon |" * three)
-    print("|---|--:|--:|--:|--:|--:|" + "--:|" * three)
+    print("| source | rows | of these | n | noise | ours | baseline |" + " Calculon |" * three)
+    print("|---|--:|--:|--:|--:|--:|--:|" + "--:|" * three)
     timed = Counter(row.run.source_id or "unnamed" for row in rows if row.seconds is not None)
     for source in [*sorted(timed), None]:
         chosen = [one for one in compared if source in (None, one.source)]
@@ -110,6 +117,7 @@ def table(title: str, rows: Sequence[Scored], compared: Sequence[Compared], thre
             f"{total}",
             f"{share:.0%}",
             f"{len(chosen)}",
+            noise(chosen),
             summary(one.ours for one in chosen),
             summary(one.baseline for one in chosen),
         ]
