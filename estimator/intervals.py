@@ -2,8 +2,8 @@
 
 The base is the stack's ``uncertainty``: of a calibrated one the 80 % quantile of errors on runs
 that its fit did not see (split-conformal prediction, Lei et al. 2018, arXiv 1604.04173), taken
-after each error was divided by the factors below; so these say how classes differ, and the quantile
-how wide an interval must be. ``tests/bench/calibrate_stacks.py`` prints what they rest on.
+after each error was divided by the factor of its class; so factors say how classes differ, and the
+quantile how wide an interval must be. ``tests/bench/calibrate_stacks.py`` prints what they rest on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from estimator.model import Transformer
 from estimator.stack import Calibration, Stack
 
 EXTRAPOLATED = 1.9
-"""A device without kernel tables of its own: of published runs of dense models (role fit), 80 % of
-the errors lie within 19 % there, and within 9 to 10 % on measured devices."""
+"""A device without kernel tables of its own, on which no run calibrated the stack: of published
+runs of dense models (role fit), 80 % of the errors lie within 19 % on such devices, and within 9 to
+10 % on measured ones."""
 EXPERTS = 2.0
 """A mixture of experts: 80 % of the errors of Megatron-Bridge's runs (role fit) lie within 20 %, of
 its dense models' within 10 %. Releases differ by 45 % in equal runs."""
@@ -36,16 +37,18 @@ def half_width(stack: Stack, model: Transformer, cluster: Cluster, pricer: CostM
 
     What the model does not know and what the machine itself scatters by are independent.
     """
-    width = stack.uncertainty * class_factor(model, pricer)
+    width = stack.uncertainty * class_factor(model)
+    seen = () if stack.calibration is None else stack.calibration.devices
+    if pricer.origin == "extrapolated" and cluster.device.name not in seen:
+        width *= EXTRAPOLATED
     if stack.calibration is not None:
         width *= calibration_widening(stack.calibration, cluster, pricer.name)
     return min(math.hypot(width, cluster.noise), WIDEST)
 
 
-def class_factor(model: Transformer, pricer: CostModel) -> float:
-    """How much further off such a run is, in general, than a dense model on a measured device."""
-    device = EXTRAPOLATED if pricer.origin == "extrapolated" else 1.0
-    return device * (EXPERTS if model.experts is not None else 1.0)
+def class_factor(model: Transformer) -> float:
+    """How much further off runs of such a model are, in general, than those of a dense one."""
+    return EXPERTS if model.experts is not None else 1.0
 
 
 def calibration_widening(calibration: Calibration, cluster: Cluster, cost: str) -> float:

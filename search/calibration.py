@@ -424,7 +424,7 @@ def _factors(repricing: Repricing) -> FloatArray:
     """By how much intervals of each run's class are wider, (N,)."""
     factor = np.empty(len(repricing.runs))
     for members, one in zip(repricing.members, repricing.base, strict=True):
-        factor[members] = class_factor(one.model, one.pricer)
+        factor[members] = class_factor(one.model)
     return factor
 
 

@@ -23,7 +23,7 @@ from estimator.stack import Calibration
 CLUSTER = load_cluster("h100-sxm:64")
 ALL = (*collectives_of(CLUSTER), LINKS)
 DENSE = load_model("llama-3.1-8b")
-STACK = replace(load_stack("megatron"), uncertainty=0.1)
+STACK = replace(load_stack("megatron", calibrated=False), uncertainty=0.1)
 
 
 def calibration(cost="analytic", collectives=ALL):
@@ -48,6 +48,9 @@ def test_a_stack_that_was_not_calibrated_keeps_its_width():
     guessed = replace(pricer, origin="extrapolated")
     assert half_width(STACK, DENSE, CLUSTER, guessed) == pytest.approx(0.1 * EXTRAPOLATED)
     assert half_width(replace(STACK, uncertainty=0.8), DENSE, CLUSTER, guessed) == WIDEST
+    # Runs on the very device have measured it.
+    seen = replace(STACK, calibration=calibration())
+    assert half_width(seen, DENSE, CLUSTER, guessed) == pytest.approx(0.1)
 
 
 def test_experts_and_noisy_machines_widen():
