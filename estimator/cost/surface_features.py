@@ -42,7 +42,7 @@ def features(ops: Operators, device: Device) -> FloatArray:
     if ops.kind[0] == "attention":
         columns += _attention_columns(ops, device)
     else:
-        columns += _tile_columns(ops, device, np.maximum(peak, memory))
+        columns += _tile_columns(ops, device, peak, np.maximum(peak, memory))
     return np.stack(columns, axis=1)
 
 
@@ -59,9 +59,11 @@ def _attention_columns(ops: Operators, device: Device) -> list[FloatArray]:
     ]
 
 
-def _tile_columns(ops: Operators, device: Device, floor: FloatArray) -> list[FloatArray]:
+def _tile_columns(
+    ops: Operators, device: Device, peak: FloatArray, floor: FloatArray
+) -> list[FloatArray]:
     """For each tile: waves, how full the last wave and tiles are, padded time over the floor."""
-    work = product_seconds(ops, device) / (ops.batch * ops.m * ops.n)
+    work = peak / (ops.batch * ops.m * ops.n)
     columns: list[FloatArray] = []
     padded: list[FloatArray] = []
     for rows, width in TILES:

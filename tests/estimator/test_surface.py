@@ -130,6 +130,22 @@ def test_trees_stay_near_what_they_were_fitted_on(value, rows, seed):
     assert (np.abs(found) <= 2 * abs(value) + 1e-3).all()
 
 
+@given(rows=st.integers(0, 600), seed=st.integers(0, 5))
+def test_trees_are_walked_question_by_question(rows, seed):
+    draw = np.random.default_rng(seed)
+    known = draw.normal(size=(60, 4))
+    trees = fit_trees(known, known.sum(axis=1), trees=15, seed=seed)
+    asked = np.concatenate([known, draw.normal(size=(600, 4))])[:rows]
+    expected = np.zeros(rows)
+    for features, cuts, leaves in zip(trees.feature, trees.cut, trees.leaves, strict=True):
+        leaf = np.zeros(rows, dtype=int)
+        for feature, cut in zip(features, cuts, strict=True):
+            passes = asked[:, feature].astype(np.float32) > trees.edges[feature, cut]
+            leaf = 2 * leaf + passes
+        expected += leaves[leaf]
+    assert np.allclose(trees.predict(asked), expected, rtol=0, atol=1e-5)
+
+
 def test_trees_learn_a_step():
     features = np.linspace(0, 1, 400)[:, None]
     values = np.where(features[:, 0] > 0.3, 2.0, -1.0)
