@@ -6,6 +6,7 @@ Suffixes: P plans, C the four stage classes, K pass parts, U unique keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
 import numpy as np
@@ -35,6 +36,7 @@ from estimator.lower.slots import Columns, FloatArray, IntArray, largest_row
 from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
+from estimator.origins import part_origins
 from estimator.plan import CHOICES, Plan, Plans
 from estimator.schedule import ZB_H1, last_passes, pipeline_seconds
 from estimator.stack import Stack
@@ -141,6 +143,7 @@ def composition(
         layers=layer_seconds(ops, ops_seconds, workload, stack, keys),
         key_P=key_P,
         shards=shards,
+        step_ops=step_ops,
         step={slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)},
         step_P=step_P,
         memory=memory,
@@ -216,6 +219,8 @@ class Composition:
     layers: LayerSeconds
     key_P: IntArray
     shards: Shards
+    step_ops: Columns
+    """Slots of the step phase, stage class by stage class, (O, 4 U)."""
     step: dict[str, FloatArray]
     step_P: IntArray
     memory: PeakMemory
@@ -273,7 +278,7 @@ class Composition:
             uncertainty=np.full(
                 len(plans), half_width(stack, self.model, self.cluster, self.pricer)
             ),
-            origin={part: self.pricer.origin for part in TIME_PARTS},
+            origin=partial(part_origins, self),
             capacity_bytes=self.cluster.capacity_bytes,
             tokens_per_step=self.workload.tokens,
             model_flops=model_flops(self.model, self.workload),

@@ -48,8 +48,8 @@ class Composite:
     def origins(
         self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack
     ) -> NameArray:
-        """Where each price is from, shape (O, U): measured, learned, extrapolated or analytic."""
-        names = np.full(ops.count.shape, self.analytic.origin, dtype="U12")
+        """Where each price is from, shape (O, U); see ``CostModel``."""
+        names = self.analytic.origins(ops, workload, cluster, stack)
         device = cluster.device
         for rows, work in self._work(ops, workload, device, stack):
             unique, index = _distinct(work)

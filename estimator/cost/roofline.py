@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Cluster, Device
-from estimator.cost.collectives import ROUNDS, collective_seconds
+from estimator.cost.collectives import ROUNDS, collective_seconds, measured_seconds
 from estimator.lower.operators import ATTENTION_BACKWARD
 from estimator.lower.slots import Columns, FloatArray
+from estimator.operators import NameArray
 from estimator.stack import Stack
 from estimator.workload import CAST_PRECISIONS, Workload
 
@@ -126,6 +127,25 @@ class Roofline:
         of_expert = np.maximum(np.where(weight, ops.k[rows], ops.m[rows]), 1.0)
         factor: FloatArray = 1 + np.where(ops.starts[rows] > 1, half / of_expert, 0.0)
         return factor
+
+    def origins(
+        self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack
+    ) -> NameArray:
+        """``origin`` for kernels, for collectives measured-fit or linear; shape (O, U)."""
+        names = np.full(ops.count.shape, self.origin, dtype="U12")
+        for kind in ROUNDS:
+            rows = ops.collectives(kind)
+            if len(rows):
+                measured = measured_seconds(
+                    kind,
+                    ops.bytes[rows],
+                    np.maximum(ops.group[rows], 1),
+                    np.maximum(ops.inside[rows], 1),
+                    cluster,
+                    between=ops.between[rows],
+                )
+                names[rows] = np.where(np.isnan(measured), "linear", "measured-fit")
+        return names
 
     def kernel(self, name: str, device: Device) -> AttentionKernel:
         """Constants of a fused attention kernel; ``ValueError`` where it has none here."""
