@@ -21,6 +21,10 @@ from estimator.workload import CAST_PRECISIONS, Workload
 
 SMALL_HEAD = 100
 """Head sizes below this run fused attention at the table's ``small_head`` share."""
+LARGE_HEAD = 128
+LARGE_HEAD_BACKWARD = 1.16
+"""Factor on backward's time where queries are wider than ``LARGE_HEAD``: blocks of fewer keys fit
+into a multiprocessor. SimuMax, 14 shapes of 192 and 128 columns: A100 1.12, B200 1.20."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,11 @@ class AttentionKernel:
     wave: float
     """Heads x queries of two blocks on every multiprocessor, forward."""
     wave_backward: float
+
+    def over_forward(self, backward: NDArray[np.bool_], columns: FloatArray) -> FloatArray:
+        """Seconds per FLOP over forward's, of heads of so many columns."""
+        large = np.where(columns > LARGE_HEAD, LARGE_HEAD_BACKWARD, 1.0)
+        return np.where(backward, large * self.backward_over_forward / ATTENTION_BACKWARD, 1.0)
 
     def idle(self, rows: FloatArray, backward: NDArray[np.bool_]) -> FloatArray:
         """Factor on the time of kernels of so many heads x tokens, at least 1."""
@@ -95,10 +104,10 @@ class Roofline:
             dtype = gemm_dtype(workload, low_precision=False)
             keys = ops.n[rows]
             backward = np.array([ops.slots[i].phase != "forward" for i in rows])
-            factor = np.where(backward, kernel.backward_over_forward / ATTENTION_BACKWARD, 1.0)
+            factor = kernel.over_forward(backward[:, None], ops.k[rows])
             rate = self.attention_rate(kernel, keys, ops.k[rows], dtype, device)
             blocks = kernel.idle(ops.starts[rows] * ops.m[rows], backward[:, None])
-            seconds[rows] = factor[:, None] * blocks * ops.flops[rows] / rate
+            seconds[rows] = factor * blocks * ops.flops[rows] / rate
         rows = ops.rows("memory")
         seconds[rows] = self.memory_seconds(ops.bytes[rows], device)
         if device.host is not None:

@@ -20,6 +20,7 @@ from estimator.cost.parameters import load_torch
 from estimator.cost.surface import ANY, SIZES, Surface, SurfaceModel
 from estimator.cost.surface_features import features, floor_seconds
 from estimator.operators import FloatArray
+from estimator.sample_training import WEIGHT_GRADIENT
 from estimator.samples import Samples, medians, pooled, provenance
 
 LEAST_M = 32
@@ -80,10 +81,14 @@ Key = tuple[str, str, str]
 
 
 def trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
-    """Forward products of ``LEAST_M`` rows or more, and attention of known kernels."""
+    """Forward products of ``LEAST_M`` rows or more, and attention of known kernels.
+
+    Neither products of a group nor those that add to a sum: their times hold more than a product.
+    """
     ops = samples.ops
     attention = (ops.kind == "attention") & np.isin(ops.name, ATTENTION_KERNELS)
-    product = (ops.kind == "linear") & (ops.m >= LEAST_M)
+    product = (ops.kind == "linear") & (ops.m >= LEAST_M) & (ops.batch == 1)
+    product &= ~np.char.startswith(ops.name, WEIGHT_GRADIENT)
     keep = (product | attention) & (ops.phase == "forward")
     keep &= ~np.isin(samples.device, list(hold_out))
     named = replace(ops, name=np.where(attention, ops.name, ""))

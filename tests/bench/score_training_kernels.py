@@ -10,8 +10,6 @@ group of experts as one launch that starts anew for each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +17,12 @@ import numpy as np
 from estimator.catalog import load_device
 from estimator.cluster import Device
 from estimator.cost.analytic_kernels import AnalyticKernels
-from estimator.cost.best import all_kernels
-from estimator.cost.kernels import KernelModel
+from estimator.cost.best import learned_kernels
 from estimator.cost.roofline import roofline
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray, Operators
 from estimator.sample_serving import EXPERTS
+from estimator.sample_training import WEIGHT_GRADIENT
 from estimator.samples import Samples, load_samples
 
 PRICED_AS = {
@@ -43,6 +41,9 @@ def analytic(ops: Operators, device: Device) -> FloatArray:
     constants, products = roofline(device), ops.kind == "linear"
     work = flops(ops) + ops.batch * constants.saturation_flops
     seconds = constants.gemm_seconds(work, moved_bytes(ops), "bf16", device)
+    weight = np.char.find(ops.name, WEIGHT_GRADIENT) >= 0
+    half = np.where(weight, constants.grouped_rows_weight, constants.grouped_rows)
+    seconds *= 1 + np.where(ops.batch > 1, half / np.where(weight, ops.k, ops.m), 0.0)
     if not products.all():
         kernel = str(ops.name[~products][0])
         model = AnalyticKernels(attention_kernel=kernel)
@@ -52,8 +53,11 @@ def analytic(ops: Operators, device: Device) -> FloatArray:
 
 def learned(ops: Operators, device: Device) -> FloatArray:
     """Seconds as ``Composite`` prices the slots of plans."""
-    model: KernelModel = all_kernels(device)
-    return model.seconds(replace(ops, batch=np.ones(len(ops))), device) * ops.batch
+    model, seconds = learned_kernels(device), analytic(ops, device)
+    known = model.covers(ops, device) & (ops.batch == 1)
+    if known.any():
+        seconds[known] = model.seconds(ops.take(known), device)
+    return seconds
 
 
 def sums(ops: Operators, device: Device) -> FloatArray:
@@ -74,17 +78,23 @@ def score(label: str, measured: FloatArray, priced: FloatArray) -> None:
 
 
 def score_group(label: str, rows: Samples, device: Device) -> None:
-    """Both cost models on one kind of row."""
-    prices: tuple[tuple[str, Callable[[Operators, Device], FloatArray]], ...] = (
-        ("analytic", analytic),
-        ("learned", learned),
-    )
+    """Both cost models on one kind of row; learned where it has a model of its own."""
+    prices = {"analytic": analytic(rows.ops, device), "learned": learned(rows.ops, device)}
+    if np.array_equal(prices["analytic"], prices["learned"]):
+        prices.pop("learned")
     added = sums(rows.ops, device)
-    for name, price in prices:
-        seconds = price(rows.ops, device)
+    for name, seconds in prices.items():
         score(f"{label} {name}", rows.seconds, seconds + added)
         if added.any():
             score(f"{label} {name}, without its sum", rows.seconds, seconds)
+
+
+def by_operator(rows: Samples) -> dict[str, Samples]:
+    """Rows of each name and phase; attention with wider queries than values apart."""
+    names = np.char.add(rows.ops.name, np.where(rows.ops.phase == "backward", " backward", ""))
+    wide = (rows.ops.kind == "attention") & (rows.ops.k != 128)
+    names = np.char.add(names, np.where(wide, " 192/128", ""))
+    return {name: rows.take(names == name) for name in dict.fromkeys(names.tolist())}
 
 
 def main(folder: Path) -> None:
@@ -92,16 +102,9 @@ def main(folder: Path) -> None:
     kernels = load_samples(folder / "simumax_op_efficiency.csv")
     for measured, places in PRICED_AS.items():
         mine = kernels.take(kernels.device == measured)
-        ops = np.char.add(mine.ops.name, np.where(mine.ops.phase == "backward", " backward", ""))
         for place in places:
-            for op in dict.fromkeys(ops.tolist()):
-                rows = mine.take(ops == op)
-                mla = rows.ops.k != 128
-                split = rows.ops.kind[0] == "attention" and bool(mla.any())
-                for name, part in (
-                    ((op, ~mla), (f"{op} 192/128", mla)) if split else ((op, mla | ~mla),)
-                ):
-                    score_group(f"{measured} as {place}: {name}", rows.take(part), load_device(place))
+            for operator, rows in by_operator(mine).items():
+                score_group(f"{measured} as {place}: {operator}", rows, load_device(place))
     experts = load_samples(folder / "aic_moe_bf16.parquet")
     experts = experts.take((experts.ops.m >= LEAST_ROWS) & (experts.ops.name == EXPERTS))
     for name in np.unique(experts.device).tolist():
