@@ -21,9 +21,15 @@ QUERY_BLOCK = 128
 MICROSECOND = 1e-6
 
 
-def floor_seconds(ops: Operators, device: Device) -> FloatArray:
-    """Roofline of one run, shape (N,): the peak, or all bytes at the data sheet's bandwidth."""
-    return np.maximum(product_seconds(ops, device), moved_bytes(ops) / device.bandwidth)
+def floor_seconds(ops: Operators, device: Device, sustained: float = 1.0) -> FloatArray:
+    """Roofline of one run, shape (N,): a share of the peak, or all bytes at the full bandwidth."""
+    work = product_seconds(ops, device) / sustained
+    return np.maximum(work, moved_bytes(ops) / device.bandwidth)
+
+
+def watts_per_flops(device: Device, dtype: str) -> float:
+    """Watts that a board may draw for each TFLOP/s of its peak."""
+    return device.tdp_watts / (device.peaks[dtype.removesuffix("_block")] * 1e-12)
 
 
 def features(ops: Operators, device: Device) -> FloatArray:

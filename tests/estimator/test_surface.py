@@ -1,5 +1,7 @@
 """Surfaces: what they learn, the laws that hold whatever they learned, and their file."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +54,21 @@ def test_a_device_without_samples_is_priced_by_the_others_and_says_so(fitted):
     assert model.origin(ops, other).tolist() == ["extrapolated"]
     expected = floor_seconds(ops, other) / ramp(4096.0)
     assert model.seconds(ops, other) == pytest.approx(expected, rel=0.2)
+
+
+def test_the_floor_of_any_follows_the_power_between_what_was_fitted(fitted):
+    """Half of the peak at 0.5 W per TFLOP/s and 0.8 at 2: by logarithms the mean at 1."""
+    model, _, _ = fitted
+    shared = model.surfaces[-1]
+    power = replace(shared, power=np.array([[0.5, 0.5], [2.0, 0.8]]))
+    peak = H100.peaks["bf16"] * 1e-12
+    for watts, share in ((0.1, 0.5), (0.5, 0.5), (1.0, 0.4**0.5), (2.0, 0.8), (9.0, 0.8)):
+        board = replace(H100, tdp_watts=watts * peak)
+        assert power.sustained(board) == pytest.approx(share)
+    assert shared.sustained(H100) == 1.0, "no product of the samples was large enough to say"
+    large = operators("linear", dtype="bf16", m=[16384, 64], n=16384, k=16384)
+    both = power.seconds(large, H100) / shared.seconds(large, H100)
+    assert both[0] == pytest.approx(1 / power.sustained(H100)), "bound by its work"
 
 
 def test_same_samples_and_seed_give_the_same_bytes(fitted):
