@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
-from estimator.cost.roofline import roofline
 from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
 from estimator.intervals import half_width
 from estimator.layer import (
@@ -38,15 +37,13 @@ from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
 from estimator.origins import part_origins
 from estimator.plan import CHOICES, Plan, Plans
+from estimator.pricers import pricer_of
 from estimator.schedule import ZB_H1, last_passes, pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
 
 SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
-COST_MODELS = ("analytic", "learned", "amped")
-FITTED = ".npz"
-"""A cost model may also be a file of kernel parameters: learned, with these first."""
 
 
 @overload
@@ -179,29 +176,6 @@ def peak_memory(
     *_, memory = _memory(model, workload, plans, stack)
     total: FloatArray = np.sum(list(memory.parts.values()), axis=0)
     return total
-
-
-def check_cost_model(name: str) -> None:
-    """``ValueError`` for a name that no cost model has; it lists those that are."""
-    if name not in COST_MODELS and not name.endswith(FITTED):
-        raise ValueError(
-            f"unknown cost model {name!r}; use one of {', '.join(COST_MODELS)}, or a file "
-            f"({FITTED}) of trainplan fit kernels"
-        )
-
-
-def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
-    """The cost model of a name; ``ValueError`` lists the known ones."""
-    if not isinstance(cost, str):
-        return cost
-    check_cost_model(cost)
-    if cost == "analytic":
-        return roofline(cluster.device)
-    from estimator.cost.composite import composite  # learned models are read where asked for
-    from estimator.cost.parameters import load_kernels
-
-    first = [load_kernels(cost)] if cost.endswith(FITTED) else []
-    return composite(cluster.device, first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
