@@ -6,6 +6,7 @@ Suffixes: P plans, C the four stage classes, K pass parts, U unique keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
 import numpy as np
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from estimator.amped import estimate_amped
 from estimator.cluster import Cluster
 from estimator.cost import CostModel
-from estimator.cost.roofline import roofline
 from estimator.estimate import TIME_PARTS, Estimate, Estimates, StageCosts
 from estimator.intervals import half_width
 from estimator.layer import (
@@ -35,16 +35,15 @@ from estimator.lower.slots import Columns, FloatArray, IntArray, largest_row
 from estimator.lower.step import Shards, lower_step, step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Transformer
+from estimator.origins import part_origins
 from estimator.plan import CHOICES, Plan, Plans
+from estimator.pricers import pricer_of
 from estimator.schedule import ZB_H1, last_passes, pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
 
 SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
-COST_MODELS = ("analytic", "learned", "amped")
-FITTED = ".npz"
-"""A cost model may also be a file of kernel parameters: learned, with these first."""
 
 
 @overload
@@ -141,6 +140,7 @@ def composition(
         layers=layer_seconds(ops, ops_seconds, workload, stack, keys),
         key_P=key_P,
         shards=shards,
+        step_ops=step_ops,
         step={slot.name: step_OCU[i] for i, slot in enumerate(step_ops.slots)},
         step_P=step_P,
         memory=memory,
@@ -178,29 +178,6 @@ def peak_memory(
     return total
 
 
-def check_cost_model(name: str) -> None:
-    """``ValueError`` for a name that no cost model has; it lists those that are."""
-    if name not in COST_MODELS and not name.endswith(FITTED):
-        raise ValueError(
-            f"unknown cost model {name!r}; use one of {', '.join(COST_MODELS)}, or a file "
-            f"({FITTED}) of trainplan fit kernels"
-        )
-
-
-def pricer_of(cost: str | CostModel, cluster: Cluster) -> CostModel:
-    """The cost model of a name; ``ValueError`` lists the known ones."""
-    if not isinstance(cost, str):
-        return cost
-    check_cost_model(cost)
-    if cost == "analytic":
-        return roofline(cluster.device)
-    from estimator.cost.composite import composite  # learned models are read where asked for
-    from estimator.cost.parameters import load_kernels
-
-    first = [load_kernels(cost)] if cost.endswith(FITTED) else []
-    return composite(cluster.device, first)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
     """Everything that a block of plans is composed from."""
@@ -216,6 +193,8 @@ class Composition:
     layers: LayerSeconds
     key_P: IntArray
     shards: Shards
+    step_ops: Columns
+    """Slots of the step phase, stage class by stage class, (O, 4 U)."""
     step: dict[str, FloatArray]
     step_P: IntArray
     memory: PeakMemory
@@ -273,7 +252,7 @@ class Composition:
             uncertainty=np.full(
                 len(plans), half_width(stack, self.model, self.cluster, self.pricer)
             ),
-            origin={part: self.pricer.origin for part in TIME_PARTS},
+            origin=partial(part_origins, self),
             capacity_bytes=self.cluster.capacity_bytes,
             tokens_per_step=self.workload.tokens,
             model_flops=model_flops(self.model, self.workload),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,12 @@ class Estimates:
     stages: StageCosts
     uncertainty: FloatArray
     """Half width of the interval of ``step_seconds``, relative."""
-    origin: Mapping[str, str]
-    """Per time part: analytic, learned, measured or extrapolated."""
+    origin: Callable[[int], Mapping[str, str]]
+    """Of one plan, by its index: for each time part where most of its seconds are from.
+
+    Kernels are analytic, learned, measured or extrapolated; collectives ``measured-fit`` or
+    ``linear``; a part that takes no time is of ``none``. Computed when asked: only few plans are.
+    """
     capacity_bytes: float
     tokens_per_step: int
     model_flops: float
@@ -127,7 +131,7 @@ class Estimates:
             fits=bool(self.fits[index]),
             tokens_per_second=float(self.tokens_per_second[index]),
             mfu=float(self.mfu[index]),
-            origin=dict(self.origin),
+            origin=self.origin(index),
         )
 
 
@@ -151,6 +155,7 @@ class Estimate:
     tokens_per_second: float
     mfu: float
     origin: Mapping[str, str]
+    """Per time part; the words are those of :attr:`Estimates.origin`."""
 
 
 def _sum(parts: Mapping[str, FloatArray], names: tuple[str, ...]) -> FloatArray:

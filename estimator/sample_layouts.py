@@ -4,7 +4,7 @@
   reduction, ``B x H`` rows and columns of the rest.
 - Operator-level models (arXiv 2509.22832, github DebarghaG/estimate-train-time, MIT): fp16,
   microseconds of forward and backward, one file an operator; optimizer steps of a stage.
-- aiconfigurator (Apache-2.0): serving kernels, milliseconds.
+- aiconfigurator: ``sample_serving.py``. SimuMax: ``sample_training.py``.
 
 ``excluded`` counts what a rule leaves out; the rules are the functions named ``broken_*`` here.
 """
@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,18 +21,13 @@ from estimator.catalog import load_device
 from estimator.cost.kernels import light_seconds
 from estimator.lower.operators import flops
 from estimator.operators import FloatArray, operators
+from estimator.sample_columns import Layout, named, sizes, without, words
+from estimator.sample_serving import SERVING_LAYOUTS
+from estimator.sample_training import TRAINING_LAYOUTS
 from estimator.samples import Samples, pooled, samples
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A layout: the columns that give it away, and its reader (table, file stem) -> samples."""
-
-    columns: frozenset[str]
-    read: Callable[[pd.DataFrame, str], Samples]
 
 
 NEUSIGHT_DEVICES: Mapping[str, str] = {
@@ -54,31 +48,6 @@ OPLEVEL_DEVICES: Mapping[str, str] = {
     "GH200-120GB": "gh200-96gb",
     "GH200": "gh200-96gb",
 }
-AIC_DEVICES: Mapping[str, str] = {
-    "a100_sxm": "a100-sxm-80gb",
-    "h100_sxm": "h100-sxm",
-    "h200_sxm": "h200",
-    "b200_sxm": "b200",
-    "gb200": "gb200",
-    "l40s": "l40s",
-}
-AIC_DTYPES: Mapping[str, str] = {
-    "bfloat16": "bf16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "nvfp4": "fp4",
-}
-AIC_ATTENTION: Mapping[str, str] = {
-    "flash_attention": "flash2",
-    "vllm_flash_attn": "flash2",
-    "vllm_flash_attn_fa2": "flash2",
-    "vllm_vit_flash_attn_fa2": "flash2",
-    "fa3": "cudnn",
-    "vllm_flash_attn_fa3": "cudnn",
-    "vllm_vit_flash_attn_fa3": "cudnn",
-}
-"""Training's name for the class of a serving kernel (FlashAttention 3 is of the class of cuDNN's
-fused attention on Hopper); other kernels keep their own."""
 VECTOR_READS: Mapping[str, tuple[float, float]] = {
     "add": (2.0, 1.0),
     "sub": (2.0, 1.0),
@@ -89,54 +58,19 @@ VECTOR_READS: Mapping[str, tuple[float, float]] = {
 """Arrays read and written by operators of two arrays; all others read one and write one."""
 
 
-def _words(frame: pd.DataFrame, name: str) -> NDArray[np.str_]:
-    return np.asarray(frame[name].astype(str), dtype=np.str_)
-
-
-def _sizes(frame: pd.DataFrame, name: str) -> FloatArray:
-    return np.asarray(frame[name], dtype=np.float64)
-
-
-def _named(values: NDArray[np.str_], names: Mapping[str, str], what: str) -> NDArray[np.str_]:
-    unknown = sorted(set(values.tolist()) - set(names))
-    if unknown:
-        raise ValueError(f"unknown {what} {unknown[0]!r}; known are {', '.join(names)}")
-    return np.array([names[value] for value in values.tolist()], dtype=np.str_)
-
-
-def _without(made: Samples, rules: Mapping[str, NDArray[np.bool_]]) -> Samples:
-    """Drop rows by rule; a row that two rules hit counts for the first."""
-    keep = np.ones(len(made), dtype=bool)
-    excluded: dict[str, int] = {}
-    for rule, bad in rules.items():
-        count = int((bad & keep).sum())
-        if count:
-            excluded[rule] = count
-        keep &= ~bad
-    kept = made.take(keep)
-    return Samples(
-        ops=kept.ops,
-        device=kept.device,
-        seconds=kept.seconds,
-        source=kept.source,
-        library=kept.library,
-        excluded=excluded,
-    )
-
-
 def _neusight(frame: pd.DataFrame, stem: str) -> Samples:
-    op = _words(frame, "op")
-    device = _named(_words(frame, "device"), NEUSIGHT_DEVICES, "device")
+    op = words(frame, "op")
+    device = named(words(frame, "device"), NEUSIGHT_DEVICES, "device")
     if "M" in frame.columns:
         kind = np.where(op == "bmm", "bmm", "linear")
         ops = operators(
             kind,
             dtype="fp32",
             name=op,
-            batch=_sizes(frame, "B"),
-            m=_sizes(frame, "M"),
-            n=_sizes(frame, "K"),
-            k=_sizes(frame, "N"),
+            batch=sizes(frame, "B"),
+            m=sizes(frame, "M"),
+            n=sizes(frame, "K"),
+            k=sizes(frame, "N"),
         )
     else:
         kind = np.select([op == "softmax", op == "ln"], ["softmax", "layer_norm"], "elementwise")
@@ -145,15 +79,15 @@ def _neusight(frame: pd.DataFrame, stem: str) -> Samples:
             kind,
             dtype="fp32",
             name=op,
-            m=_sizes(frame, "B"),
-            n=_sizes(frame, "H"),
+            m=sizes(frame, "B"),
+            n=sizes(frame, "H"),
             reads=reads,
             writes=writes,
         )
     made = samples(
-        ops, device=device, seconds=_sizes(frame, "latency_ms") * 1e-3, source=f"neusight/{stem}"
+        ops, device=device, seconds=sizes(frame, "latency_ms") * 1e-3, source=f"neusight/{stem}"
     )
-    return _without(made, {"p4-linear-slow": broken_p4_linear(made)})
+    return without(made, {"p4-linear-slow": broken_p4_linear(made)})
 
 
 def broken_p4_linear(made: Samples) -> NDArray[np.bool_]:
@@ -168,50 +102,6 @@ def broken_p4_linear(made: Samples) -> NDArray[np.bool_]:
     peak = load_device("p4").peaks["fp32"]
     slow = bool(np.median(flops(made.ops)[large] / made.seconds[large] / peak) < P4_LEAST)
     return np.asarray(mine & slow)
-
-
-def _aic_gemm(frame: pd.DataFrame, stem: str) -> Samples:
-    return samples(
-        operators(
-            "linear",
-            dtype=_named(_words(frame, "dtype"), AIC_DTYPES, "dtype"),
-            m=_sizes(frame, "m"),
-            n=_sizes(frame, "n"),
-            k=_sizes(frame, "k"),
-        ),
-        device=_named(_words(frame, "system"), AIC_DEVICES, "system"),
-        seconds=_sizes(frame, "latency_ms") * 1e-3,
-        source=f"aiconfigurator/{stem}",
-        library=_words(frame, "table"),
-    )
-
-
-def _aic_attention(frame: pd.DataFrame, stem: str) -> Samples:
-    causal = "num_key_value_heads" in frame.columns
-    kernels = _words(frame, "kernel_source")
-    length = _sizes(frame, "isl")
-    heads = _sizes(frame, "num_heads")
-    made = samples(
-        operators(
-            "attention",
-            dtype="bf16",
-            name=[AIC_ATTENTION.get(kernel, kernel) for kernel in kernels.tolist()],
-            batch=_sizes(frame, "batch_size"),
-            m=length,
-            n=length,
-            k=_sizes(frame, "head_dim"),
-            heads=heads,
-            kv_heads=_sizes(frame, "num_key_value_heads") if causal else heads,
-            causal=float(causal),
-        ),
-        device=_named(_words(frame, "system"), AIC_DEVICES, "system"),
-        seconds=_sizes(frame, "latency_ms") * 1e-3,
-        source=f"aiconfigurator/{stem}",
-        library=_words(frame, "table"),
-    )
-    if not causal:
-        return made
-    return _without(made, {"attention-window": _sizes(frame, "window_size") > 0})
 
 
 LINEARS: Mapping[str, Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]] = {
@@ -235,7 +125,7 @@ def _padded_vocabulary(tp: FloatArray) -> FloatArray:
 
 def _oplevel(frame: pd.DataFrame, stem: str) -> Samples:
     op = str(frame["op"].iloc[0])
-    device = _named(_words(frame, "device"), OPLEVEL_DEVICES, "device")
+    device = named(words(frame, "device"), OPLEVEL_DEVICES, "device")
     shapes = _oplevel_shapes(frame, op)
     parts = []
     for phase, column in (("forward", "F_dur(us)"), ("backward", "B_dur(us)")):
@@ -245,11 +135,11 @@ def _oplevel(frame: pd.DataFrame, stem: str) -> Samples:
                 dtype="fp16", name=OPLEVEL_NAMES.get(op, op), phase=phase, **shapes[phase]
             ).take(measured),
             device=device[measured],
-            seconds=_sizes(frame, column)[measured] * 1e-6,
+            seconds=sizes(frame, column)[measured] * 1e-6,
             source=f"estimate-train-time/{stem}",
         )
-        tp = _sizes(frame, "mp")[measured] if "mp" in frame.columns else np.ones(len(made))
-        parts.append(_without(made, broken_oplevel(made, op, phase, tp)))
+        tp = sizes(frame, "mp")[measured] if "mp" in frame.columns else np.ones(len(made))
+        parts.append(without(made, broken_oplevel(made, op, phase, tp)))
     return pooled(parts)
 
 
@@ -294,22 +184,22 @@ def _oplevel_optimizer(frame: pd.DataFrame, stem: str) -> Samples:
     stage = str(frame["op"].iloc[0]).removesuffix("_optimizer")
     if stage not in ("firstStage", "middleStage", "lastStage"):
         raise ValueError(f"unknown stage {stage!r}; known are firstStage, middleStage, lastStage")
-    tp, hidden, layers = (_sizes(frame, name) for name in ("mp", "dim", "encoders"))
+    tp, hidden, layers = (sizes(frame, name) for name in ("mp", "dim", "encoders"))
     parameters = layers * (12 * hidden**2 / tp + 13 * hidden)
     if stage != "middleStage":
         parameters = parameters + _padded_vocabulary(tp) / tp * hidden
     made = samples(
         operators("optimizer", name="adam", dtype="fp32", m=parameters, reads=4, writes=3),
-        device=_named(_words(frame, "device"), OPLEVEL_DEVICES, "device"),
-        seconds=_sizes(frame, "dur(us)") * 1e-6,
+        device=named(words(frame, "device"), OPLEVEL_DEVICES, "device"),
+        seconds=sizes(frame, "dur(us)") * 1e-6,
         source=f"estimate-train-time/{stem}",
     )
-    return _without(made, broken_oplevel(made, "optimizer", "forward", tp))
+    return without(made, broken_oplevel(made, "optimizer", "forward", tp))
 
 
 def _oplevel_shapes(frame: pd.DataFrame, op: str) -> dict[str, dict[str, Any]]:
     """Columns of ``operators`` by phase; arrays moved by unfused chains as their kernels do it."""
-    column = {name: _sizes(frame, name) for name in ("mp", "b", "h", "l", "dim") if name in frame}
+    column = {name: sizes(frame, name) for name in ("mp", "b", "h", "l", "dim") if name in frame}
     tp = column.get("mp", np.ones(len(frame)))
     b, length = column["b"], column["l"]
     tokens = b * length
@@ -358,11 +248,8 @@ def _oplevel_shapes(frame: pd.DataFrame, op: str) -> dict[str, dict[str, Any]]:
 
 LAYOUTS = (
     Layout(columns=frozenset({"op", "latency_ms", "device", "B"}), read=_neusight),
-    Layout(columns=frozenset({"system", "dtype", "m", "n", "k", "latency_ms"}), read=_aic_gemm),
-    Layout(
-        columns=frozenset({"system", "isl", "num_heads", "head_dim", "latency_ms"}),
-        read=_aic_attention,
-    ),
+    *SERVING_LAYOUTS,
+    *TRAINING_LAYOUTS,
     Layout(columns=frozenset({"op", "F_dur(us)", "B_dur(us)", "l"}), read=_oplevel),
     Layout(columns=frozenset({"op", "mp", "dim", "encoders", "dur(us)"}), read=_oplevel_optimizer),
 )

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.catalog.reading import short
-from estimator.compose import check_cost_model
 from estimator.intervals import class_factor, collectives_of
 from estimator.lower.slots import FloatArray
 from estimator.mapping import Mapped
+from estimator.pricers import check_cost_model
 from estimator.runs import Run
 from estimator.stack import Calibration, FittedScalar, Stack
 from search.accuracy import Configuration, configurations, selected, unmapped_reasons

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
-from estimator.compose import check_cost_model
 from estimator.cost.analytic_kernels import AnalyticKernels
 from estimator.cost.best import all_kernels
 from estimator.cost.kernels import PRODUCTS, KernelModel
@@ -21,6 +20,7 @@ from estimator.cost.parameters import load_kernels
 from estimator.lower.module import INSTALL, ModuleTrace, trace_module
 from estimator.lower.operators import flops, moved_bytes
 from estimator.operators import FloatArray, NameArray, Operators
+from estimator.pricers import check_cost_model
 from estimator.workload import Mode
 
 if TYPE_CHECKING:

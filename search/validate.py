@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from estimator.assumptions import UnmappedError
-from estimator.compose import check_cost_model, estimate
+from estimator.compose import estimate
 from estimator.estimate import Estimate
 from estimator.lower.transformer import model_flops
 from estimator.mapping import Mapped, map_run
 from estimator.plan import Plans
+from estimator.pricers import check_cost_model
 from estimator.runs import Run, RunsFile
 from estimator.stack import Stack
 

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 from estimator.cluster import Device
 from estimator.cost.kernels import PRODUCTS, light_seconds
 from estimator.cost.roofline import Roofline, roofline
-from estimator.lower.operators import (
-    ATTENTION_BACKWARD,
-    GEMM_BACKWARD,
-    flops,
-    moved_bytes,
-    query_rows,
-)
+from estimator.lower.operators import GEMM_BACKWARD, flops, moved_bytes, query_rows
 from estimator.operators import FloatArray, NameArray, Operators
 
 
@@ -92,10 +86,10 @@ class AnalyticKernels:
         kernel = constants.kernel(self._kernel(constants), device)
         dtype = str(peak_dtypes(ops)[0])
         rate = constants.attention_rate(kernel, ops.n, ops.k, dtype, device)
-        ratio = kernel.backward_over_forward / ATTENTION_BACKWARD
         backward = ops.phase == "backward"
-        factor = np.where(backward, ratio, 1.0) * kernel.idle(query_rows(ops), backward)
-        return factor * work / rate
+        factor = kernel.over_forward(backward, ops.k)
+        blocks = kernel.idle(query_rows(ops), backward)
+        return factor * blocks * work / rate
 
 
 def peak_dtypes(ops: Operators) -> NameArray:

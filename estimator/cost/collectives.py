@@ -30,24 +30,39 @@ def collective_seconds(
 ) -> FloatArray:
     """Seconds by the cluster's fitted collectives, by :func:`linear_seconds` where they end.
 
-    Takes the arguments of :func:`linear_seconds`. Gathers and reduce-scatters that were not
-    measured are half of an all-reduce that was: the two halves of a ring.
+    Takes the arguments of :func:`linear_seconds`.
     """
     linear = linear_seconds(
         kind, size, group, inside, cluster, between=between, above_leaf=above_leaf
     )
+    measured = measured_seconds(kind, size, group, inside, cluster, between=between)
+    return np.where(np.isnan(measured), linear, measured)
+
+
+def measured_seconds(
+    kind: Collective,
+    size: FloatArray,
+    group: FloatArray,
+    inside: FloatArray,
+    cluster: Cluster,
+    *,
+    between: FloatArray | float = 0.0,
+) -> FloatArray:
+    """Seconds by the cluster's fitted collectives; nan where they end.
+
+    Gathers and reduce-scatters that were not measured are half of an all-reduce that was: the two
+    halves of a ring.
+    """
     measured = {fitted.kind for fitted in cluster.collectives}
     buffer = size
     if kind == "all_to_all":
         # Measured buffers hold a rank's own share too, which does not leave it.
         buffer = (size + between) * group / np.maximum(group - 1, 1)
     if kind in measured:
-        fitted = fitted_seconds(kind, buffer, group, inside, cluster.collectives)
-    elif kind in ("all_gather", "reduce_scatter") and "all_reduce" in measured:
-        fitted = 0.5 * fitted_seconds("all_reduce", size, group, inside, cluster.collectives)
-    else:
-        return linear
-    return np.where(np.isnan(fitted), linear, fitted)
+        return fitted_seconds(kind, buffer, group, inside, cluster.collectives)
+    if kind in ("all_gather", "reduce_scatter") and "all_reduce" in measured:
+        return 0.5 * fitted_seconds("all_reduce", size, group, inside, cluster.collectives)
+    return np.full(np.broadcast_shapes(np.shape(size), np.shape(group)), np.nan)
 
 
 def linear_seconds(

@@ -13,7 +13,7 @@ from estimator.operators import FloatArray
 
 Matrix = NDArray[np.float32]
 
-BLOCK = 8192
+BLOCK = 2048
 """Rows that go through at a time: their activations stay in the cache."""
 
 
@@ -43,7 +43,9 @@ class Network:
             rows = features[start : start + BLOCK]
             hidden = self.inputs(rows)
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-                hidden = np.maximum(hidden @ weight + bias, 0)
+                hidden = hidden @ weight
+                hidden += bias
+                np.maximum(hidden, 0, out=hidden)
             parts.append(hidden @ self.weights[-1] + self.biases[-1])
         return np.concatenate(parts)
 

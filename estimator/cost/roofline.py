@@ -12,14 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Cluster, Device
-from estimator.cost.collectives import ROUNDS, collective_seconds
+from estimator.cost.collectives import ROUNDS, collective_seconds, measured_seconds
 from estimator.lower.operators import ATTENTION_BACKWARD
 from estimator.lower.slots import Columns, FloatArray
+from estimator.operators import NameArray
 from estimator.stack import Stack
 from estimator.workload import CAST_PRECISIONS, Workload
 
 SMALL_HEAD = 100
 """Head sizes below this run fused attention at the table's ``small_head`` share."""
+LARGE_HEAD = 128
+LARGE_HEAD_BACKWARD = 1.16
+"""Factor on backward's time where queries are wider than ``LARGE_HEAD``: blocks of fewer keys fit
+into a multiprocessor. SimuMax, 14 shapes of 192 and 128 columns: A100 1.12, B200 1.20."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,11 @@ class AttentionKernel:
     wave: float
     """Heads x queries of two blocks on every multiprocessor, forward."""
     wave_backward: float
+
+    def over_forward(self, backward: NDArray[np.bool_], columns: FloatArray) -> FloatArray:
+        """Seconds per FLOP over forward's, of heads of so many columns."""
+        large = np.where(columns > LARGE_HEAD, LARGE_HEAD_BACKWARD, 1.0)
+        return np.where(backward, large * self.backward_over_forward / ATTENTION_BACKWARD, 1.0)
 
     def idle(self, rows: FloatArray, backward: NDArray[np.bool_]) -> FloatArray:
         """Factor on the time of kernels of so many heads x tokens, at least 1."""
@@ -94,10 +104,10 @@ class Roofline:
             dtype = gemm_dtype(workload, low_precision=False)
             keys = ops.n[rows]
             backward = np.array([ops.slots[i].phase != "forward" for i in rows])
-            factor = np.where(backward, kernel.backward_over_forward / ATTENTION_BACKWARD, 1.0)
+            factor = kernel.over_forward(backward[:, None], ops.k[rows])
             rate = self.attention_rate(kernel, keys, ops.k[rows], dtype, device)
             blocks = kernel.idle(ops.starts[rows] * ops.m[rows], backward[:, None])
-            seconds[rows] = factor[:, None] * blocks * ops.flops[rows] / rate
+            seconds[rows] = factor * blocks * ops.flops[rows] / rate
         rows = ops.rows("memory")
         seconds[rows] = self.memory_seconds(ops.bytes[rows], device)
         if device.host is not None:
@@ -126,6 +136,25 @@ class Roofline:
         of_expert = np.maximum(np.where(weight, ops.k[rows], ops.m[rows]), 1.0)
         factor: FloatArray = 1 + np.where(ops.starts[rows] > 1, half / of_expert, 0.0)
         return factor
+
+    def origins(
+        self, ops: Columns, workload: Workload, cluster: Cluster, stack: Stack
+    ) -> NameArray:
+        """``origin`` for kernels, for collectives measured-fit or linear; shape (O, U)."""
+        names = np.full(ops.count.shape, self.origin, dtype="U12")
+        for kind in ROUNDS:
+            rows = ops.collectives(kind)
+            if len(rows):
+                measured = measured_seconds(
+                    kind,
+                    ops.bytes[rows],
+                    np.maximum(ops.group[rows], 1),
+                    np.maximum(ops.inside[rows], 1),
+                    cluster,
+                    between=ops.between[rows],
+                )
+                names[rows] = np.where(np.isnan(measured), "linear", "measured-fit")
+        return names
 
     def kernel(self, name: str, device: Device) -> AttentionKernel:
         """Constants of a fused attention kernel; ``ValueError`` where it has none here."""

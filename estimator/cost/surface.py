@@ -23,7 +23,7 @@ from estimator.cost.kernels import light_seconds
 from estimator.cost.network import Network, network_of
 from estimator.cost.oblivious import ObliviousTrees
 from estimator.cost.parameters import BROKEN, pack, unpack
-from estimator.cost.surface_features import features, floor_seconds
+from estimator.cost.surface_features import features, floor_seconds, watts_per_flops
 from estimator.lower.operators import as_run
 from estimator.operators import FloatArray, NameArray, Operators
 
@@ -35,6 +35,7 @@ AMD, and on boards whose power holds their clock down (Ada) run other kernels at
 FORM = "surfaces"
 SIZES = ("m", "n", "k")
 SCALARS = ("kind", "dtype", "name", "device", "backward_over_forward", "rows")
+LISTS = ("least", "most", "power")
 TREE_PARTS = ("edges", "feature", "cut", "leaves")
 
 
@@ -50,6 +51,9 @@ class Surface:
     reference: Mapping[str, float]
     """Peak, bandwidth, L2 and multiprocessors of the fitted device: its efficiencies hold beside
     them, so that a faster memory in a what-if only moves the floor. Empty for ``ANY``."""
+    power: FloatArray
+    """(K, 2) of each architecture that a surface for ``ANY`` was fitted on: watts per TFLOP/s of
+    peak, ascending, and the share of the peak that its largest products sustain."""
     network: Network | None
     """``None`` where trees alone were fitted, as for ``ANY``."""
     trees: ObliviousTrees
@@ -67,7 +71,19 @@ class Surface:
         excess = self.trees.predict(columns)
         if self.network is not None:
             excess += self.network.outputs(columns)[:, 0]
-        return floor_seconds(ops, device) * np.exp(np.maximum(excess, -3.0))
+        return floor_seconds(ops, device, self.sustained(device)) * np.exp(np.maximum(excess, -3.0))
+
+    def sustained(self, device: Device) -> float:
+        """Share of the peak that the floor is at: 1 without ``power``.
+
+        Power holds the clock of large products down, so that boards of fewer watts for their peak
+        reach less of it. Between the fitted architectures by the logarithm; beyond, as the nearest.
+        """
+        if not len(self.power):
+            return 1.0
+        watts, shares = np.log(self.power).T
+        mine = np.log(watts_per_flops(device, self.dtype))
+        return float(np.exp(np.interp(mine, watts, shares)))
 
     def outside(self, ops: Operators) -> NDArray[np.bool_]:
         """Rows with a size beyond the samples', shape (N,)."""
@@ -154,7 +170,7 @@ class SurfaceModel:
             arrays |= {f"{index}/{part}": getattr(surface.trees, part) for part in TREE_PARTS}
             header = {part: getattr(surface, part) for part in SCALARS}
             header |= {"reference": dict(surface.reference), "layers": 0}
-            header |= {part: getattr(surface, part).tolist() for part in ("least", "most")}
+            header |= {part: getattr(surface, part).tolist() for part in LISTS}
             if surface.network is not None:
                 named = surface.network.arrays()
                 arrays |= {f"{index}/{name}": array for name, array in named.items()}
@@ -226,6 +242,7 @@ def _surface(file: Mapping[str, NDArray[Any]], index: int, one: Mapping[str, Any
         trees=ObliviousTrees(**{part: file[f"{index}/{part}"] for part in TREE_PARTS}),
         least=np.array(one["least"]),
         most=np.array(one["most"]),
+        power=np.array(one["power"]).reshape(-1, 2),
     )
 
 

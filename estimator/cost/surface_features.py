@@ -21,9 +21,15 @@ QUERY_BLOCK = 128
 MICROSECOND = 1e-6
 
 
-def floor_seconds(ops: Operators, device: Device) -> FloatArray:
-    """Roofline of one run, shape (N,): the peak, or all bytes at the data sheet's bandwidth."""
-    return np.maximum(product_seconds(ops, device), moved_bytes(ops) / device.bandwidth)
+def floor_seconds(ops: Operators, device: Device, sustained: float = 1.0) -> FloatArray:
+    """Roofline of one run, shape (N,): a share of the peak, or all bytes at the full bandwidth."""
+    work = product_seconds(ops, device) / sustained
+    return np.maximum(work, moved_bytes(ops) / device.bandwidth)
+
+
+def watts_per_flops(device: Device, dtype: str) -> float:
+    """Watts that a board may draw for each TFLOP/s of its peak."""
+    return device.tdp_watts / (device.peaks[dtype.removesuffix("_block")] * 1e-12)
 
 
 def features(ops: Operators, device: Device) -> FloatArray:
@@ -42,7 +48,7 @@ def features(ops: Operators, device: Device) -> FloatArray:
     if ops.kind[0] == "attention":
         columns += _attention_columns(ops, device)
     else:
-        columns += _tile_columns(ops, device, np.maximum(peak, memory))
+        columns += _tile_columns(ops, device, peak, np.maximum(peak, memory))
     return np.stack(columns, axis=1)
 
 
@@ -59,9 +65,11 @@ def _attention_columns(ops: Operators, device: Device) -> list[FloatArray]:
     ]
 
 
-def _tile_columns(ops: Operators, device: Device, floor: FloatArray) -> list[FloatArray]:
+def _tile_columns(
+    ops: Operators, device: Device, peak: FloatArray, floor: FloatArray
+) -> list[FloatArray]:
     """For each tile: waves, how full the last wave and tiles are, padded time over the floor."""
-    work = product_seconds(ops, device) / (ops.batch * ops.m * ops.n)
+    work = peak / (ops.batch * ops.m * ops.n)
     columns: list[FloatArray] = []
     padded: list[FloatArray] = []
     for rows, width in TILES:

@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
+from estimator.cost.kernels import product_seconds
 from estimator.cost.network import Network
 from estimator.cost.oblivious import fit_trees
 from estimator.cost.parameters import load_torch
 from estimator.cost.surface import ANY, SIZES, Surface, SurfaceModel
-from estimator.cost.surface_features import features, floor_seconds
+from estimator.cost.surface_features import features, floor_seconds, watts_per_flops
+from estimator.lower.operators import flops
 from estimator.operators import FloatArray
+from estimator.sample_training import WEIGHT_GRADIENT
 from estimator.samples import Samples, medians, pooled, provenance
 
 LEAST_M = 32
@@ -29,6 +32,8 @@ WIDTH = 96
 BATCH = 1024
 RATE = 1e-2
 WEIGHT_DECAY = 1e-4
+LARGE_FLOPS = 5e11
+"""Products of a millisecond or so: long enough for a board to reach the power it may draw."""
 ROWS_OF_ANY = 8000
 """Of each device in a surface for any: none outweighs another."""
 GRAPHICS = ("l40s", "l4", "a10", "rtx-4090")
@@ -80,10 +85,14 @@ Key = tuple[str, str, str]
 
 
 def trainable(samples: Samples, hold_out: Sequence[str]) -> Samples:
-    """Forward products of ``LEAST_M`` rows or more, and attention of known kernels."""
+    """Forward products of ``LEAST_M`` rows or more, and attention of known kernels.
+
+    Neither products of a group nor those that add to a sum: their times hold more than a product.
+    """
     ops = samples.ops
     attention = (ops.kind == "attention") & np.isin(ops.name, ATTENTION_KERNELS)
-    product = (ops.kind == "linear") & (ops.m >= LEAST_M)
+    product = (ops.kind == "linear") & (ops.m >= LEAST_M) & (ops.batch == 1)
+    product &= ~np.char.startswith(ops.name, WEIGHT_GRADIENT)
     keep = (product | attention) & (ops.phase == "forward")
     keep &= ~np.isin(samples.device, list(hold_out))
     named = replace(ops, name=np.where(attention, ops.name, ""))
@@ -106,10 +115,31 @@ def grouped(samples: Samples) -> dict[Key, dict[str, Samples]]:
 
 def fit_shared(tables: Mapping[str, Samples], key: Key, *, seed: int) -> Surface:
     """The surface for ``ANY`` device, of the tables of training parts."""
+    from estimator.catalog import load_device
+
     shared = [device for device in tables if device not in GRAPHICS]
     draw = np.random.default_rng(seed)
     table = pooled([_some(tables[device], draw) for device in shared])
-    return fit_surface(table, ANY, shared, key, OF_ANY, seed=seed)
+    devices = [load_device(device) for device in shared]
+    shares = {device.name: sustained(tables[device.name], device) for device in devices}
+    return fit_surface(table, ANY, shared, key, OF_ANY, seed=seed, shares=shares)
+
+
+def sustained(table: Samples, device: Device) -> float:
+    """Median share of the peak of products of ``LARGE_FLOPS`` or more; at most 1, and 1 of none."""
+    share = product_seconds(table.ops, device) / table.seconds
+    large = share[flops(table.ops) >= LARGE_FLOPS]
+    return min(float(np.median(large)), 1.0) if len(large) else 1.0
+
+
+def _power(devices: Sequence[Device], shares: Mapping[str, float], dtype: str) -> FloatArray:
+    """One point an architecture, (K, 2): means of the logarithms of its devices' points."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for device in devices:
+        point = np.log(watts_per_flops(device, dtype)), np.log(shares[device.name])
+        points.setdefault(device.architecture, []).append(point)
+    means = np.exp([np.mean(mine, axis=0) for mine in points.values()])
+    return np.asarray(means[np.argsort(means[:, 0])])
 
 
 def _some(table: Samples, draw: np.random.Generator) -> Samples:
@@ -117,14 +147,24 @@ def _some(table: Samples, draw: np.random.Generator) -> Samples:
 
 
 def fit_surface(
-    table: Samples, name: str, measured: Sequence[str], key: Key, effort: Effort, *, seed: int
+    table: Samples,
+    name: str,
+    measured: Sequence[str],
+    key: Key,
+    effort: Effort,
+    *,
+    seed: int,
+    shares: Mapping[str, float] | None = None,
 ) -> Surface:
-    """One surface of the rows of one kind, for a device (or ``ANY``), measured on some."""
+    """One surface of the rows of one kind, for a device (or ``ANY``), measured on some.
+
+    ``shares`` of the peak are what the floors are at, by device; of the whole peak without.
+    """
     from estimator.catalog import load_device
 
     kind, dtype, kernel = key
     devices = [load_device(device) for device in measured]
-    columns, excess = _design(table, devices)
+    columns, excess = _design(table, devices, shares or {})
     network = fit_network(columns, excess, effort.epochs, seed=seed) if effort.epochs else None
     smooth = network.outputs(columns)[:, 0].astype(np.float64) if network else 0.0
     sizes = np.stack([getattr(table.ops, size) for size in SIZES], axis=1)
@@ -135,6 +175,7 @@ def fit_surface(
         name=kernel,
         device=name,
         reference=_reference(own, dtype) if own else {},
+        power=_power(devices, shares, dtype) if shares else np.zeros((0, 2)),
         network=network,
         trees=fit_trees(columns, excess - smooth, trees=effort.trees, seed=seed),
         least=sizes.min(axis=0),
@@ -144,14 +185,17 @@ def fit_surface(
     )
 
 
-def _design(table: Samples, devices: Sequence[Device]) -> tuple[FloatArray, FloatArray]:
+def _design(
+    table: Samples, devices: Sequence[Device], shares: Mapping[str, float]
+) -> tuple[FloatArray, FloatArray]:
     """Features (N, F) and log seconds over the floor (N,), device by device."""
     columns, excess = [], []
     for device in devices:
         rows = table.device == device.name
         ops = table.ops.take(rows)
         columns.append(features(ops, device))
-        excess.append(np.log(table.seconds[rows] / floor_seconds(ops, device)))
+        floor = floor_seconds(ops, device, shares.get(device.name, 1.0))
+        excess.append(np.log(table.seconds[rows] / floor))
     return np.concatenate(columns), np.concatenate(excess)
 
 

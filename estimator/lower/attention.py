@@ -99,13 +99,15 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
     workload = low.workload
     length = workload.document or workload.sequence
     pairs = attended_pairs(model, workload.sequence, windowed=windowed, document=length) / keys.cp
-    core = 2 * heads * pairs * (model.query_dim + model.value_dim)
+    # Backward: scores once more and the gradients of queries and keys are as wide as queries, the
+    # gradients of probabilities and of values as wide as values.
+    widths = (model.query_dim + model.value_dim, 3 * model.query_dim + 2 * model.value_dim)
     # Around a ring, each of cp kernels sees the keys of one rank; all but the first see all of
     # them, where a causal mask leaves each query half of its keys in the mean.
     ring = low.stack.cp_exchange == "ring"
     full = np.where(ring & model.causal, 2 - 1 / keys.cp, 1.0)
     seen = np.minimum(length, full * workload.sequence / np.where(ring, keys.cp, 1))
-    for phase, gemms in zip(PASS_PHASES, (1.0, 2.5), strict=True):
+    for phase, width in zip(PASS_PHASES, widths, strict=True):
         low.rows.add(
             Slot(
                 name="attention",
@@ -115,7 +117,7 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
                 layer=low.layer,
                 recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
             ),
-            flops=gemms * core,
+            flops=2 * heads * pairs * width,
             m=workload.sequence / keys.cp,
             n=seen,
             k=float(model.query_dim),

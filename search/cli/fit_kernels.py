@@ -14,7 +14,7 @@ def kernels(
             metavar="SAMPLES...",
             help="CSV or Parquet files of measured operators: columns kind, dtype, device, sizes "
             "and one of seconds, milliseconds, microseconds; or a published layout (NeuSight, "
-            "estimate-train-time, aiconfigurator).",
+            "estimate-train-time, aiconfigurator, SimuMax).",
         ),
     ],
     output: Annotated[

@@ -35,7 +35,7 @@ def validate(
     and iter_time_s; tp, pp, micro_batch and the rest where they are not 1 or the usual.
     """
     from estimator.catalog import load_stack
-    from estimator.compose import check_cost_model
+    from estimator.pricers import check_cost_model
     from estimator.runs import read_runs
     from search import contracts, ledger
     from search.accuracy import selected, validation

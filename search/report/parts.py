@@ -74,6 +74,16 @@ def estimate_text(problem: Problem, value: Estimate) -> None:
             right = [part, gib(value.memory[part]), share(value.memory[part], value.peak_bytes)]
         table.add_row(*left, *right)
     out.print(table)
+    say(out, f"origin: {origin_line(value)}")
+
+
+def origin_line(value: Estimate) -> str:
+    """Where the parts that take time are from, parts of one origin together."""
+    parts: dict[str, list[str]] = {}
+    for part in TIME_PARTS:
+        if value.time[part] > 0 or value.hidden.get(part, 0.0) > 0:
+            parts.setdefault(value.origin[part], []).append(part)
+    return "; ".join(f"{', '.join(named)} {origin}" for origin, named in parts.items())
 
 
 def verdict(problem: Problem, value: Estimate) -> str:

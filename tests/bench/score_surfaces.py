@@ -1,6 +1,7 @@
 """Score surfaces of bf16 products and attention where they were not fitted, and time them.
 
-Run as ``python tests/bench/score_surfaces.py TABLES`` (torch, pandas, pyarrow; five minutes).
+Run as ``python tests/bench/score_surfaces.py TABLES`` (torch, pandas, pyarrow; five minutes), or
+without ``TABLES`` for the speed of every shipped surface alone.
 ``TABLES`` holds ``aic_{gemm,context_attention,encoder_attention}_bf16.parquet``, of NVIDIA
 aiconfigurator's systems data (Apache-2.0). A shape's collections count once, by their median.
 """
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.catalog import load_device
-from estimator.cost.surface import SurfaceModel, shipped_surfaces
+from estimator.cost.surface import ANY, SurfaceModel, shipped_surfaces
 from estimator.cost.train_surface import fit_shared, fit_surfaces, grouped, trainable
 from estimator.operators import operators
 from estimator.samples import Samples, load_samples, medians, pooled
@@ -29,6 +30,7 @@ FAMILIES = {
 LEAST_ROWS = {"linear": 64, "attention": 1024}
 """Rows, or queries, of what training runs: what is smaller is fitted but not scored."""
 SHAPES = 100_000
+ROUNDS = 3
 KEY = ("linear", "bf16", "")
 
 
@@ -51,7 +53,7 @@ def training(table: Samples, kind: str) -> NDArray[np.bool_]:
 
 
 def main(folder: Path) -> None:
-    """All scores, then shapes a second."""
+    """All scores."""
     products = medians(load_samples(folder / "aic_gemm_bf16.parquet"))
     names = ("context", "encoder")
     attention = medians(
@@ -67,13 +69,34 @@ def main(folder: Path) -> None:
         model = SurfaceModel(surfaces=(fit_shared(tables, KEY, seed=0),))
         rows = held & training(products, "linear")
         score(f"linear, {family} held out", model, products.take(rows))
+
+
+def speed() -> None:
+    """Distinct shapes a second of every shipped surface: the best of ``ROUNDS`` calls."""
     draw = np.random.default_rng(0)
     m, n, k = draw.integers(64, 32768, (3, SHAPES))
-    ops, device = operators("linear", dtype="bf16", m=m, n=n, k=k), load_device("b200")
-    start = time.process_time()
-    shipped_surfaces("b200").seconds(ops, device)
-    print(f"{SHAPES / (time.process_time() - start):,.0f} shapes/s of CPU time, one core")
+    heads = draw.integers(1, 65, SHAPES)
+    for surface in shipped_surfaces().surfaces:
+        if surface.device == ANY:
+            continue
+        device, model = load_device(surface.device), SurfaceModel(surfaces=(surface,))
+        named = {"dtype": surface.dtype, "name": surface.name}
+        if surface.kind == "linear":
+            ops = operators("linear", **named, m=m, n=n, k=k)
+        else:
+            shapes = {"m": m, "n": m, "k": 128, "heads": heads, "kv_heads": heads, "causal": 1}
+            ops = operators(surface.kind, **named, **shapes)
+        spent = []
+        for _ in range(ROUNDS):
+            start = time.process_time()
+            model.seconds(ops, device)
+            spent.append(time.process_time() - start)
+        label = " ".join(filter(None, (surface.kind, surface.dtype, surface.name)))
+        print(f"{surface.device:14} {label:24} {SHAPES / min(spent):9,.0f} shapes/s")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    print(f"{SHAPES:,} distinct shapes at a time, seconds of CPU time of one core")
+    speed()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimator import Plans, Workload
-from estimator.catalog import load_cluster, load_device, load_stack, names
+from estimator import Plan, Plans, Workload
+from estimator.catalog import load_cluster, load_device, load_model, load_stack, names
 from estimator.cluster import Device
 from estimator.cost import CostModel
 from estimator.cost.collectives import linear_seconds
@@ -93,6 +93,29 @@ def test_hand_worked_gemm_and_memory_rows() -> None:
     assert seconds[0] == pytest.approx([3 * compute, memory], rel=1e-9)
     expected = [1e9 / (device.bandwidth * 0.5) + 4e-6, 2e9 / (device.bandwidth * 0.5) + 4e-6]
     assert seconds[1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_backward_of_wide_heads_takes_longer() -> None:
+    kernel = roofline(load_device("a100-sxm-80gb")).attention["flash2"]
+    backward = np.array([False, True, True])
+    found = kernel.over_forward(backward, np.array([192.0, 128.0, 192.0]))
+    assert found == pytest.approx([1.0, 2.9 / 2.5, 1.16 * 2.9 / 2.5], rel=1e-9)
+
+
+def test_the_composite_leaves_experts_products_to_the_roofline() -> None:
+    cluster, stack = load_cluster("h100-sxm:64"), load_stack("megatron")
+    workload = Workload(global_batch=256, sequence=4096)
+    keys, _ = layer_keys(Plans.of([Plan.parse("ep=4", world=64)]), stack)
+    ops = lower_layers(load_model("mixtral-8x7b"), workload, cluster, keys, stack)
+    learned, analytic = composite(cluster.device), roofline(cluster.device)
+    same = learned.seconds(ops, workload, cluster, stack) == analytic.seconds(
+        ops, workload, cluster, stack
+    )
+    names = learned.origins(ops, workload, cluster, stack)
+    for row in ops.rows("gemm"):
+        expert = ops.slots[row].name.startswith("expert ")
+        assert same[row].all() == expert
+        assert (names[row] == "analytic").all() == expert
 
 
 CLUSTER = load_cluster("a100-sxm-80gb:64")

@@ -184,6 +184,14 @@ def test_latent_attention_by_hand() -> None:
     core = 2 * a * (192 + 128) * t * t / 2
     dense = 2 * t * (gemms + 3 * h * 14336) + core
     assert forward_flops(ops, 0) == pytest.approx(dense, 1e-9)
+    # Backward: scores, dQ and dK over 192 columns, dP and dV over 128; half the square of pairs.
+    backward = [
+        i
+        for i in ops.rows("attention")
+        if ops.slots[i].phase != "forward" and not ops.slots[i].layer
+    ]
+    expected = 2 * a * (3 * 192 + 2 * 128) * t * t / 2
+    assert ops.flops[backward].sum() == pytest.approx(expected, 1e-9)
 
 
 def test_windows_and_encoders() -> None:

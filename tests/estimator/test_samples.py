@@ -33,6 +33,7 @@ def test_own_schema_converts_its_unit_and_fills_defaults(tmp_path):
     assert moved_bytes(read.ops)[0] == 13631488
 
 
+SIMUMAX = "gpu,op,b,m,k,n,layout,time_us,tflops_peak,efficiency,shape\n"
 LAYOUTS = {
     # A NeuSight row: B x (M, N) x (N, K), milliseconds, N is the reduction.
     "neusight": (
@@ -53,6 +54,31 @@ LAYOUTS = {
         "system,table,kernel_source,batch_size,isl,num_heads,num_key_value_heads,head_dim,"
         "window_size,latency_ms\na100_sxm,t,flash_attention,1,4,8,2,64,0,0.01\n",
         ("attention", "bf16", "a100-sxm-80gb", 1e-5, 4 * 8 * 10 * 64),
+    ),
+    # 8 experts on 2 ranks, 64 tokens to 2 each: 16 rows for each of 4 experts, whose three products
+    # of width 32 are one of 96.
+    "experts": (
+        "system,table,kernel_source,moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,"
+        "moe_tp_size,moe_ep_size,distribution,latency_ms\n"
+        "h100_sxm,t,moe_torch_flow_cutlass,bfloat16,64,256,32,2,8,1,2,balanced,0.01\n",
+        ("linear", "bf16", "h100-sxm", 1e-5, 2 * 4 * 16 * 96 * 256),
+    ),
+    "training-product": (
+        SIMUMAX + 'A100-PCIe-80GB,matmul,1,512,256,128,TN,200,312,0.5,"b=1, out_dtype=bf16"\n',
+        ("linear", "bf16", "a100-pcie-80gb", 2e-4, 2 * 512 * 256 * 128),
+    ),
+    # Weight gradient of 4 groups of 64 rows: (32, 64) x (64, 128) each.
+    "training-group": (
+        SIMUMAX + 'B200-SXM,group_matmul,4,64,128,32,bwd_grad_w,200,2250,0.5,"ng=4, '
+        'main_grad_dtype=fp32, stage=bwd_grad_w"\n',
+        ("linear", "bf16", "b200-simumax", 2e-4, 2 * 4 * 32 * 64 * 128),
+    ),
+    # Full square of 4 x 4 pairs counted 5 times: 5 x 16 x 8 x 320 FLOP at half of 2250 TFLOP/s.
+    # Causal: 10 pairs in 5 products, 160 columns on average, 2 FLOP.
+    "training-attention": (
+        SIMUMAX + 'B200-SXM,sdp_bwd,,,,,,,2250,0.5,"batch=1, seq_len=4, head_num=8, '
+        'kv_head_num=8, qk_head_dim=192, v_head_dim=128, qkv_contiguous=True"\n',
+        ("attention", "bf16", "b200-simumax", 204800 / 1125e12, 8 * 10 * 5 * 160 * 2),
     ),
 }
 
@@ -92,7 +118,36 @@ def test_broken_rows_are_counted_by_rule(tmp_path):
     assert len(read) == 2 and read.excluded == {"a100-linear2-tp": 2}
 
 
+def test_experts_whose_shape_did_not_run_are_counted_by_rule(tmp_path):
+    head = (
+        "system,table,kernel_source,moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,"
+        "moe_tp_size,moe_ep_size,distribution,latency_ms\n"
+    )
+    rows = (
+        "h200_sxm,t,moe_torch_flow_cutlass,bfloat16,64,256,32,2,8,1,2,power_law_1.2,0.01\n"
+        "h200_sxm,t,moe_torch_flow_cutlass,bfloat16,2,256,32,2,8,1,2,balanced,0.01\n"
+        "h200_sxm,t,vllm_fused_moe,bfloat16,64,256,32,2,8,1,2,balanced,0.01\n"
+        "h200_sxm,t,vllm_fused_moe,bfloat16,64,2688,1856,2,8,1,1,balanced,0.1\n"
+        "h200_sxm,t,moe_torch_flow_nongated,bfloat16,64,2688,1856,2,8,1,1,balanced,0.1\n"
+    )
+    read = load_samples(_write(tmp_path, head + rows))
+    assert read.excluded == {
+        "experts-skewed": 1,
+        "experts-unvisited": 1,
+        "experts-of-other-ranks": 1,
+        "experts-gate-unsaid": 1,
+    }
+    # Without a gate an expert is two products.
+    assert read.ops.n.tolist() == [2 * 1856] and read.ops.m.tolist() == [64 * 2 / 8]
+
+
 FAULTS = {
+    "unknown operator": (SIMUMAX + "B200-SXM,conv,1,1,1,1,TN,1,2250,0.5,b=1\n", "op 'conv'"),
+    "unknown gradient": (SIMUMAX + "B200-SXM,matmul,1,1,1,1,XX,1,2250,0.5,b=1\n", "layout 'XX'"),
+    "shape without a size": (
+        SIMUMAX + 'A100-PCIe-80GB,sdp_fwd,,,,,,,312,0.5,"batch=1, seq_len=4"\n',
+        "'batch=1, seq_len=4' has no head_num",
+    ),
     "empty": ("kind,dtype,device,seconds\n", "has no rows"),
     "no unit": ("kind,dtype,device\nlinear,bf16,h100-sxm\n", "exactly one column of time"),
     "two units": (

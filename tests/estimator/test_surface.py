@@ -1,5 +1,7 @@
 """Surfaces: what they learn, the laws that hold whatever they learned, and their file."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +54,21 @@ def test_a_device_without_samples_is_priced_by_the_others_and_says_so(fitted):
     assert model.origin(ops, other).tolist() == ["extrapolated"]
     expected = floor_seconds(ops, other) / ramp(4096.0)
     assert model.seconds(ops, other) == pytest.approx(expected, rel=0.2)
+
+
+def test_the_floor_of_any_follows_the_power_between_what_was_fitted(fitted):
+    """Half of the peak at 0.5 W per TFLOP/s and 0.8 at 2: by logarithms the mean at 1."""
+    model, _, _ = fitted
+    shared = model.surfaces[-1]
+    power = replace(shared, power=np.array([[0.5, 0.5], [2.0, 0.8]]))
+    peak = H100.peaks["bf16"] * 1e-12
+    for watts, share in ((0.1, 0.5), (0.5, 0.5), (1.0, 0.4**0.5), (2.0, 0.8), (9.0, 0.8)):
+        board = replace(H100, tdp_watts=watts * peak)
+        assert power.sustained(board) == pytest.approx(share)
+    assert shared.sustained(H100) == 1.0, "no product of the samples was large enough to say"
+    large = operators("linear", dtype="bf16", m=[16384, 64], n=16384, k=16384)
+    both = power.seconds(large, H100) / shared.seconds(large, H100)
+    assert both[0] == pytest.approx(1 / power.sustained(H100)), "bound by its work"
 
 
 def test_same_samples_and_seed_give_the_same_bytes(fitted):
@@ -128,6 +145,22 @@ def test_trees_stay_near_what_they_were_fitted_on(value, rows, seed):
     trees = fit_trees(draw.normal(size=(rows, 3)), np.full(rows, value), trees=40, seed=seed)
     found = trees.predict(10 * draw.normal(size=(50, 3)))
     assert (np.abs(found) <= 2 * abs(value) + 1e-3).all()
+
+
+@given(rows=st.integers(0, 600), seed=st.integers(0, 5))
+def test_trees_are_walked_question_by_question(rows, seed):
+    draw = np.random.default_rng(seed)
+    known = draw.normal(size=(60, 4))
+    trees = fit_trees(known, known.sum(axis=1), trees=15, seed=seed)
+    asked = np.concatenate([known, draw.normal(size=(600, 4))])[:rows]
+    expected = np.zeros(rows)
+    for features, cuts, leaves in zip(trees.feature, trees.cut, trees.leaves, strict=True):
+        leaf = np.zeros(rows, dtype=int)
+        for feature, cut in zip(features, cuts, strict=True):
+            passes = asked[:, feature].astype(np.float32) > trees.edges[feature, cut]
+            leaf = 2 * leaf + passes
+        expected += leaves[leaf]
+    assert np.allclose(trees.predict(asked), expected, rtol=0, atol=1e-5)
 
 
 def test_trees_learn_a_step():

@@ -122,6 +122,8 @@ def test_estimate_prints_parts_that_are_in_its_json(capsys: pytest.CaptureFixtur
     assert run(["estimate", *SMALL, *PLAN]) == 0
     out = capsys.readouterr().out
     read = document(["estimate", *SMALL, *PLAN], capsys)
+    assert f"compute, optimizer, host {read['origin']['compute']}" in out
+    assert set(read["origin"]) == set(read["time"])
     assert "fits: " in out
     for part, seconds in read["time"].items():
         assert any(line.startswith(part) and f"{seconds:.4f}" in line for line in out.splitlines())
