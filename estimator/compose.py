@@ -466,10 +466,7 @@ class Composition:
     def _beside(
         self, traffic: FloatArray, window: FloatArray, on: IntArray, each: IntArray | int = 1
     ) -> FloatArray:
-        """What stays exposed of traffic that may hide in a window: its last bucket at least.
-
-        ``each`` parts of both end with such a bucket.
-        """
+        """What a window leaves exposed of traffic: of ``each`` parts the last bucket at least."""
         stack = self.stack
         least = np.minimum(stack.exposed_dp * each, 1.0) * traffic
         hidden = np.maximum(least, traffic - stack.hiding_dp * window)

@@ -27,11 +27,6 @@ class Pricing:
     peak_memory: Callable[..., FloatArray] = peak_memory
     cost: str = "analytic"
 
-    @property
-    def prices_layers(self) -> bool:
-        """Whether plans can also be simulated; AMPeD prices whole plans only."""
-        return self.cost != "amped"
-
     def peak_bytes(self, problem: Problem, plans: Plans) -> FloatArray:
         """Bytes at the peak of each plan, shape (P,)."""
         model, workload, cluster = problem.model, problem.workload, problem.cluster

@@ -12,31 +12,24 @@ import numpy as np
 from estimator.estimate import TIME_PARTS, Estimate
 from estimator.layer import PARTS, PASS_PARTS
 from estimator.lower.slots import FloatArray
+from estimator.plan import Plan
 from estimator.simulate.costs import StageWork
 from estimator.simulate.engine import Timing
-from estimator.simulate.graph import KINDS, PHASES
+from estimator.simulate.graph import KINDS
 from estimator.simulate.ranks import Built
 from estimator.simulate.rows import COMPUTE, SEND
-from estimator.simulate.steady import Repeated
+from estimator.simulate.steady import STEP, Repeated
 
-BUBBLE, STEP = TIME_PARTS.index("bubble"), PHASES.index("step")
+BUBBLE = TIME_PARTS.index("bubble")
 TRANSFERS = range(SEND, SEND + 4)
 
 
-def measured(
-    closed: Estimate,
-    work: StageWork,
-    built: Built,
-    timing: Timing,
-    detail: str,
-    repeated: Repeated | None = None,
-) -> Estimate:
-    """The closed form's estimate with its time parts replaced by measured ones.
-
-    ``repeated`` says what was left out of ``built`` because it repeats.
-    """
+def step_parts(
+    plan: Plan, work: StageWork, built: Built, timing: Timing, repeated: Repeated | None = None
+) -> FloatArray:
+    """Seconds of each time part, (9,); ``repeated`` passes of the same rank among them."""
     rank = _busiest(built)
-    if closed.plan.schedule == "zb-h2":
+    if plan.schedule == "zb-h2":
         parts = _parts_of_a_period(work, built, timing, rank)
     else:
         parts = _parts(built, timing, rank, 0.0, timing.makespan)
@@ -44,6 +37,14 @@ def measured(
         own = repeated.micro_batches * _passes_of(work, built, rank)
         own[BUBBLE] += repeated.seconds - float(own.sum())
         parts += own
+    return parts
+
+
+def measured(
+    closed: Estimate, work: StageWork, built: Built, parts: FloatArray, detail: str
+) -> Estimate:
+    """The closed form's estimate with its time parts replaced by measured ones."""
+    rank = _busiest(built)
     step = float(parts.sum())
     ratio = step / closed.step_seconds
     time = dict(zip(TIME_PARTS, parts.tolist(), strict=True))

@@ -22,10 +22,10 @@ from estimator.simulate.engine import Timing, critical_path, idle_seconds, naive
 from estimator.simulate.graph import Tasks
 from estimator.simulate.memory import StageMemory, memory_over_time
 from estimator.simulate.operators import operator_passes
-from estimator.simulate.parts import measured
+from estimator.simulate.parts import measured, step_parts
 from estimator.simulate.ranks import Built
 from estimator.simulate.rows import COMPUTE, DP, NAMES, RESOURCES
-from estimator.simulate.steady import fewer, repetition
+from estimator.simulate.steady import fewer, group_of, repetition
 from estimator.stack import Stack
 from estimator.workload import Workload
 
@@ -142,7 +142,7 @@ def simulate(
     )
     closed = composed.estimates()[0]
     return Simulation(
-        estimate=measured(closed, work, built, timing, detail),
+        estimate=measured(closed, work, built, step_parts(plan, work, built, timing), detail),
         closed_form=closed,
         naive_seconds=naive_seconds(built.tasks),
         work=work,
@@ -175,13 +175,17 @@ def _estimate(composed: Composition, closed: Estimate) -> Estimate:
         guess = (begun.end - begun.start)[traffic]
     built, timing = _run(short, plan, guess)
     left_out = work.micro_batches - few
-    if not left_out:
-        return measured(closed, work, built, timing, "stages")
-    repeated = repetition(short, plan, built, timing, left_out)
-    if repeated is not None:
-        return measured(closed, short, built, timing, "stages", repeated)
-    built, timing = _run(work, plan, guess)
-    return measured(closed, work, built, timing, "stages")
+    repeated = repetition(short, plan, built, timing, left_out) if left_out else None
+    if left_out and repeated is None:
+        short, (built, timing) = work, _run(work, plan, guess)
+    if repeated is None or not work.crossing:
+        parts = step_parts(plan, short, built, timing, repeated)
+        return measured(closed, short, built, parts, "stages")
+    # Transfers wait as well: one group more says which idle time is theirs.
+    parts, group = step_parts(plan, short, built, timing), group_of(plan)
+    more = replace(work, micro_batches=few + group)
+    parts += left_out / group * (step_parts(plan, more, *_run(more, plan, guess)) - parts)
+    return measured(closed, short, built, parts, "stages")
 
 
 def _one(composed: Composition, row: int) -> Composition:

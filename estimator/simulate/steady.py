@@ -18,8 +18,9 @@ from estimator.simulate.engine import Timing
 from estimator.simulate.graph import PHASES
 from estimator.simulate.orders import LAGS
 from estimator.simulate.ranks import Built
-from estimator.simulate.rows import COMPUTE
+from estimator.simulate.rows import COMPUTE, SEND, TP
 
+STEP = PHASES.index("step")
 WINDOWS = 3
 """Times what is in flight at most: settling, repeating, draining; a group more repeats."""
 ALIKE = 1e-12
@@ -34,7 +35,7 @@ class Repeated:
     seconds: float
 
 
-def _in_flight(work: StageWork, plan: Plan) -> int:
+def _in_flight(plan: Plan) -> int:
     """How many micro-batches a stage may begin between the first and the last pass of one."""
     if plan.interleave > 1:
         return 2 * plan.pp + 1
@@ -44,17 +45,18 @@ def _in_flight(work: StageWork, plan: Plan) -> int:
 def fewer(work: StageWork, plan: Plan) -> int:
     """Micro-batches that show a steady state, if any; else all.
 
-    Not where something happens after every micro-batch, where transfers run beside compute, under
-    GPipe, nor where interleaved groups are not all of as many micro-batches as stages.
+    Not where something happens after every micro-batch, under GPipe, nor where interleaved groups
+    are not all of as many micro-batches as stages.
     """
-    m, group = work.micro_batches, _group(plan)
-    if work.every_gradients.any() or work.crossing or plan.schedule == "gpipe" or m % group:
+    m, group = work.micro_batches, group_of(plan)
+    if work.every_gradients.any() or plan.schedule == "gpipe" or m % group:
         return m
-    few = WINDOWS * _in_flight(work, plan) + group
+    few = WINDOWS * _in_flight(plan) + group
     return min(m, few + (m - few) % group)
 
 
-def _group(plan: Plan) -> int:
+def group_of(plan: Plan) -> int:
+    """Micro-batches after which the order of passes repeats."""
     return plan.pp if plan.interleave > 1 else 1
 
 
@@ -62,18 +64,18 @@ def repetition(
     work: StageWork, plan: Plan, built: Built, timing: Timing, left_out: int
 ) -> Repeated | None:
     """What so many further micro-batches add; ``None`` where the passes do not repeat yet."""
-    tasks, group, window = built.tasks, _group(plan), _in_flight(work, plan)
-    mine = np.flatnonzero((tasks.resource == COMPUTE) & (tasks.phase < PHASES.index("step")))
-    shape = (len(PHASES), work.stages, work.micro_batches, work.chunks)
-    end = np.zeros(shape)
-    # Of a pass in pieces the last one is written last.
-    end[tasks.phase[mine], built.stage[mine], tasks.micro_batch[mine], built.chunk[mine]] = (
-        timing.end[mine]
+    tasks, group, window = built.tasks, group_of(plan), _in_flight(plan)
+    mine = np.flatnonzero(
+        ((tasks.resource == COMPUTE) | (tasks.resource >= SEND)) & (tasks.phase < STEP)
     )
-    end = end[: int(tasks.phase[mine].max()) + 1]
+    place = (tasks.resource, tasks.phase, built.stage, tasks.micro_batch, built.chunk)
+    end = np.zeros((TP, STEP, work.stages, work.micro_batches, work.chunks))
+    # Of a pass in pieces the last one is written last; what never runs stays zero.
+    end[tuple(column[mine] for column in place)] = timing.end[mine]
     until = work.micro_batches - window
-    later = end[:, :, until - window : until] - end[:, :, until - window - group : until - group]
-    period = float(later.flat[0])
-    if np.abs(later - period).max() > ALIKE * timing.makespan:
+    before = end[..., until - window - group : until - group, :]
+    later = end[..., until - window : until, :] - before
+    period = float(later[COMPUTE, 0, 0, 0, 0])
+    if np.abs(later - period * (before > 0)).max() > ALIKE * timing.makespan:
         return None
     return Repeated(left_out, left_out / group * period)

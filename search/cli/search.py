@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from search.study import Progress, Recommendation
     from spaces import Constraints, Problem, TransformerSpace
 
-FINALISTS = 10
-"""As many as there are rows: simulating them adds about a tenth to a typical search."""
-
 
 def search(
     model: options.ModelName = options.EXAMPLE_MODEL,
@@ -49,13 +46,8 @@ def search(
     ] = None,
     top: Annotated[int, typer.Option("--top", help="How many plans to rank.")] = 10,
     finalists: Annotated[
-        int | None,
-        typer.Option(
-            "--finalists",
-            help="How many of the best to simulate and rank by that, 0 for none.",
-            show_default=str(FINALISTS),
-        ),
-    ] = None,
+        int, typer.Option("--finalists", help="How many of the best to simulate and rank by that.")
+    ] = 0,
     strategy: Annotated[
         str, typer.Option("--strategy", help="exhaustive, or optuna for samples.")
     ] = "exhaustive",
@@ -106,8 +98,6 @@ def search(
     )
     pricing = Pricing(cost=cost)
     visit_order = _strategy(strategy, space, trials, seed)
-    if finalists is None:
-        finalists = FINALISTS if pricing.prices_layers else 0
     result = _watched(problem, space, visit_order, pricing, top, finalists)
     rules = baselines(problem, pricing, simulate=finalists > 0) if result.ranked else ()
     if json:

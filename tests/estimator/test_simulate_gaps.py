@@ -34,7 +34,7 @@ PROBLEM = Problem(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, stack=ANY)
 CAUSES = ("transfers", "data parallel", "update", "pipeline")
 REMAINDER = 1e-9
 EXACT = 1e-9
-MOST = {"transfers": 0.06, "data parallel": 0.05, "update": 1e-6, "pipeline": 0.04}
+MOST = {"transfers": 0.09, "data parallel": 0.07, "update": 1e-6, "pipeline": 0.04}
 """Of a step, over the 200 plans: what any cause may amount to."""
 
 
@@ -134,7 +134,8 @@ def closed_pipeline(composed: Composition) -> float:
     plans = composed.plans
     count = composed.shards.classes.count[:, composed.step_P]
     layers = composed.shards.classes.layers[:, composed.step_P]
-    forward, backward = composed.stage_seconds(count, layers, recomputed_layers(plans, layers))
+    again = recomputed_layers(plans, layers)
+    forward, backward, _ = composed.stage_seconds(count, layers, again)
     weight = composed.weight_seconds() if (plans.schedule >= ZB_H1).any() else None
     m = WORKLOAD.global_batch // (plans.dp * plans.micro_batch)
     return float(pipeline_seconds(forward, backward, count, plans, m, weight)[0])

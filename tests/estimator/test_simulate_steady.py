@@ -44,9 +44,10 @@ def test_estimates_are_those_of_whole_simulations() -> None:
     st.lists(st.tuples(COST, COST, COST), min_size=2, max_size=6),
     st.sampled_from([("1f1b", 1), ("1f1b", 2), ("1f1b", 3), ("zb-h1", 1), ("zb-h2", 1)]),
     st.integers(1, 60),
+    st.sampled_from([0.0, 0.3]),
 )
 def test_what_repeats_goes_on(
-    costs: list[tuple[float, float, float]], how: tuple[str, int], groups: int
+    costs: list[tuple[float, float, float]], how: tuple[str, int], groups: int, crossing: float
 ) -> None:
     """Any stages: either the passes repeat, and then more of them take what they say, or not."""
     (schedule, v), p = how, len(costs)
@@ -56,6 +57,7 @@ def test_what_repeats_goes_on(
     work = pure(f, [x + y for x, y in zip(b, w, strict=True)], m, v, w if v == 1 else None)
     if schedule == "1f1b":
         work = replace(work, weight=np.zeros_like(work.weight))
+    work = replace(work, crossing=crossing)
     few = fewer(work, plan)
     if few == m:
         return
@@ -76,7 +78,6 @@ def test_few_micro_batches_stand_for_many() -> None:
     assert fewer(work, plan) == 13
     for other in (
         replace(plan, schedule="gpipe"),
-        replace(plan, overlap_p2p=True),
         replace(plan, interleave=2, dp=1, cp=2, micro_batch=2, pp=4),
     ):
         whole = simulate(MODEL, workload, CLUSTER, other, stack=STACK).work

@@ -154,7 +154,7 @@ def test_a_plan_has_the_same_work_and_less_bubble(schedule: str, detail: str) ->
     assert step.time["bubble"] < 0.75 * usual.time["bubble"]
     assert step.time["tp"] > usual.time["tp"], "fewer GEMMs to hide reductions behind"
     assert step.step_seconds <= value.makespan * (1 + 1e-12)
-    assert value.closed_form.step_seconds == pytest.approx(step.step_seconds, rel=0.02)
+    assert value.closed_form.step_seconds == pytest.approx(step.step_seconds, rel=0.05)
 
 
 @pytest.mark.parametrize("detail", ["stages", "ops"])

@@ -88,7 +88,8 @@ def test_search_by_samples_is_seeded(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_best_of_a_search_is_what_estimate_says_of_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = document(["search", *SMALL, "--top", "1"], capsys)["ranked"][0]
+    search = ["search", *SMALL, "--top", "1", "--finalists", "1"]
+    row = document(search, capsys)["ranked"][0]
     text = ",".join(f"{k}={str(v).lower()}" for k, v in row["plan"].items())
     one = document(["estimate", *SMALL, "--plan", text], capsys)
     assert one["fits"] is True

@@ -82,23 +82,17 @@ def test_the_command_says_that_it_simulated(capsys: pytest.CaptureFixture[str]) 
     assert "--finalists goes with one search" in capsys.readouterr().err
 
 
-def test_the_command_simulates_unless_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows, closed form beside; rules of thumb are held against the best by the same fidelity."""
-    assert run([*COMMAND, "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fidelity"] == "simulated"
-    assert run([*COMMAND, "--finalists", "0", "--json", "-"]) == 0
-    closed = json.loads(capsys.readouterr().out)
-    assert closed["fidelity"] == "closed form"
-    for row in closed["ranked"]:
+def test_rows_carry_the_closed_form_beside(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*COMMAND, "--finalists", "10", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)["ranked"]
+    assert run([*COMMAND, "--top", "10", "--json", "-"]) == 0
+    closed = json.loads(capsys.readouterr().out)["ranked"]
+    for row in closed:
         assert row["closed_form_seconds"] == row["step_seconds"]
-    seconds = {json.dumps(row["plan"]): row["step_seconds"] for row in closed["ranked"]}
-    for row in found["ranked"]:
-        assert row["closed_form_seconds"] == seconds.get(
-            json.dumps(row["plan"]), row["closed_form_seconds"]
-        )
-    assert run([*COMMAND, "--cost", "amped", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["fidelity"] == "closed form"
+    seconds = {json.dumps(row["plan"]): row["step_seconds"] for row in closed}
+    assert len(found) == len(seconds) == 10
+    for row in found:
+        assert row["closed_form_seconds"] == seconds[json.dumps(row["plan"])]
 
 
 def test_rules_of_thumb_are_simulated_beside_simulated_finalists() -> None:
