@@ -86,12 +86,14 @@ def _layer_extras(low: Lowering, kind: LayerKind) -> None:
     mlp = model.ffn if kind == "dense" else model.experts.shared_ffn if model.experts else 0
     if low.workload.precision in CAST_PRECISIONS:
         width = 2 * model.hidden + (mlp + model.attention_width) / keys.tp
-        cast = 4.0 * low.tokens * width
+        # Half precision is read; rows and columns are written, since backward reads the other way.
+        moved = low.element + 2 * low.workload.gemm_bytes
+        cast = moved * low.tokens * width
         if kind == "moe" and model.experts is not None:
             visits = expert_rows(low, model.experts)
             # Fused experts cast what their activation gives inside their first product.
             inner = 0.0 if "expert_mlp" in low.stack.fused else model.experts.ffn / keys.etp
-            cast = cast + 4.0 * visits * (model.hidden + inner)
+            cast = cast + moved * visits * (model.hidden + inner)
         low.memory("casts", "layer", forward=cast, backward=1.5 * cast)
     share = low.stack.gradient_accumulation_traffic
     if share and low.workload.mode == "train" and low.workload.lora_rank is None:
