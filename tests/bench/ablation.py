@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from estimator import compose
+from estimator import pricers
 from estimator.catalog import load_stack
 from estimator.cost.roofline import Roofline, roofline
 from estimator.runs import read_runs
@@ -118,9 +118,9 @@ def main() -> None:
         found = line(piece, scored(rows, change), before)
         before = before or found
     for piece, constants in CONSTANTS.items():
-        compose.roofline = lambda device, f=constants: f(roofline(device))  # type: ignore[attr-defined, misc]
+        pricers.roofline = lambda device, f=constants: f(roofline(device))  # type: ignore[attr-defined, misc]
         line(piece, scored(rows, lambda stack: stack), before)
-    compose.roofline = roofline  # type: ignore[attr-defined]
+    pricers.roofline = roofline  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
