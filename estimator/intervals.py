@@ -27,6 +27,11 @@ OTHER_COST = 2.0
 on 17 publishers' runs, stacks that were not calibrated err twice as much as those that were."""
 OTHER_COLLECTIVES = 1.25
 """A calibration with other collectives; these are a tenth to a quarter of most steps. Assumed."""
+PAIR = 0.08
+"""Two plans of one problem share most of their error. What remains between plans within a fifth of
+the best: 80 % of pairs of published runs (role fit) lie within 9 % (26 plans of GPT-3.6B on 64
+A100), 2 to 8 % (InternLM-7B on 32 to 1,024 A100) and 6 % (Llama-70B on 8 B200) of what was
+measured. ``tests/bench/pairs.py`` prints it."""
 WIDEST = 0.9
 LINKS = "links"
 """Names the collectives of a cluster that has none fitted: priced by the links' numbers."""

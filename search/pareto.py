@@ -47,16 +47,16 @@ def front(plans: Plans, seconds: FloatArray, peak_bytes: FloatArray) -> IntArray
     return near[peak_bytes[near] < ahead] if len(near) else near
 
 
-def ties(low_seconds: FloatArray, high_seconds: FloatArray) -> IntArray:
+def ties(seconds: FloatArray, share: float) -> IntArray:
     """Tie group of each ranked plan, from 1, shape (P,).
 
-    A plan joins the current group while its interval overlaps that of the group's leader: the
-    model cannot tell the two apart.
+    A plan joins the current group while it takes at most ``share`` longer than the group's leader:
+    the model cannot tell the two apart.
     """
-    groups = np.zeros(len(low_seconds), dtype=np.int64)
+    groups = np.zeros(len(seconds), dtype=np.int64)
     leader = 0
     for row in range(len(groups)):
-        if row and low_seconds[row] > high_seconds[leader]:
+        if row and seconds[row] > (1 + share) * seconds[leader]:
             leader = row
             groups[row] = groups[row - 1] + 1
         else:

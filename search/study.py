@@ -9,6 +9,7 @@ import numpy as np
 
 from estimator.cluster import Cluster
 from estimator.estimate import Estimate, FloatArray
+from estimator.intervals import PAIR
 from estimator.model import Transformer
 from estimator.plan import Plans
 from estimator.stack import Stack
@@ -173,9 +174,8 @@ def _rows(
     closed = {row.plan: row.step_seconds for row in rows}
     if finalists:
         rows = simulated(problem, rows, pricing.cost, finalists)
-    groups = ties(
-        np.array([row.low_seconds for row in rows]), np.array([row.high_seconds for row in rows])
-    )
+    half_width = rows[0].high_seconds / rows[0].step_seconds - 1
+    groups = ties(np.array([row.step_seconds for row in rows]), min(PAIR, half_width))
     return tuple(
         Ranked(place + 1, int(groups[place]), row, limited_by(row), closed[row.plan])
         for place, row in enumerate(rows)

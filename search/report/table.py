@@ -143,7 +143,7 @@ def _ties(out: Console, rows: Sequence[Ranked]) -> None:
     need = f"needs the least memory ({gib(least.estimate.peak_bytes)} GiB)"
     say(
         out,
-        f"\n#1 to #{tied[-1].rank} tie: their intervals overlap with that of #1. Measure them; "
+        f"\n#1 to #{tied[-1].rank} tie: no two of them can be told apart. Measure them; "
         + (f"#1 also {need}." if least.rank == 1 else f"or take #{least.rank}, which {need}."),
     )
 
