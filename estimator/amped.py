@@ -154,6 +154,7 @@ def estimate_amped(
         memory=memory,
         stages=replace(stages, seconds=np.where(stages.count > 0, (busy / step.m)[:, None], 0.0)),
         uncertainty=np.full(len(plans), amped.uncertainty),
+        memory_uncertainty=stack.memory_uncertainty,
         origin=lambda _: dict.fromkeys(TIME_PARTS, "analytic"),
         capacity_bytes=cluster.capacity_bytes,
         tokens_per_step=workload.tokens,

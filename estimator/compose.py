@@ -249,6 +249,7 @@ class Composition:
                 seconds=scale * (forward + backward).T,
                 allocated_bytes=self.memory.allocated_CP.T,
             ),
+            memory_uncertainty=stack.memory_uncertainty,
             uncertainty=np.full(
                 len(plans), half_width(stack, self.model, self.cluster, self.pricer)
             ),

@@ -57,6 +57,8 @@ class Estimates:
     stages: StageCosts
     uncertainty: FloatArray
     """Half width of the interval of ``step_seconds``, relative."""
+    memory_uncertainty: float
+    """Half width of the interval of ``peak_bytes``, relative."""
     origin: Callable[[int], Mapping[str, str]]
     """Of one plan, by its index: for each time part where most of its seconds are from.
 
@@ -127,6 +129,8 @@ class Estimates:
             high_seconds=float(self.high_seconds[index]),
             allocated_bytes=float(self.allocated_bytes[index]),
             peak_bytes=float(self.peak_bytes[index]),
+            low_bytes=float(self.peak_bytes[index]) * (1 - self.memory_uncertainty),
+            high_bytes=float(self.peak_bytes[index]) * (1 + self.memory_uncertainty),
             capacity_bytes=self.capacity_bytes,
             fits=bool(self.fits[index]),
             tokens_per_second=float(self.tokens_per_second[index]),
@@ -150,6 +154,9 @@ class Estimate:
     high_seconds: float
     allocated_bytes: float
     peak_bytes: float
+    low_bytes: float
+    high_bytes: float
+    """Ends of the interval of ``peak_bytes``."""
     capacity_bytes: float
     fits: bool
     tokens_per_second: float

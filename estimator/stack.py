@@ -91,6 +91,8 @@ class Stack:
     """Bytes that the caching allocator reserves over those allocated, at least 1."""
     context_bytes: float
     """Driver context and communicator buffers outside the allocator."""
+    memory_uncertainty: float
+    """Half width of the interval around the peak of memory, relative."""
 
     # What it launches and fuses.
     launch_forward: float

@@ -339,6 +339,7 @@ class StackEntry(Entry):
     unsharded_layers: Number
     reserved_ratio: Annotated[float, Field(ge=1, le=10)]
     context_bytes: Bytes
+    memory_uncertainty: Annotated[float, Field(ge=0, lt=1)]
     launch_forward: Seconds
     launch_backward: Seconds
     launch_experts: Seconds

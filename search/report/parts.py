@@ -90,8 +90,11 @@ def verdict(problem: Problem, value: Estimate) -> str:
     """Whether the plan fits, with the bytes that say so."""
     over = value.peak_bytes - value.capacity_bytes
     if value.fits:
-        return f"fits: {gib(value.peak_bytes)} of {gib(value.capacity_bytes)} GiB" + margin_words(
-            problem
+        narrowly = value.high_bytes > value.capacity_bytes
+        return (
+            f"fits{', perhaps' if narrowly else ''}: {gib(value.peak_bytes)} "
+            f"({gib(value.low_bytes)} to {gib(value.high_bytes)}) of "
+            f"{gib(value.capacity_bytes)} GiB{margin_words(problem)}"
         )
     return (
         f"does not fit: {gib(value.peak_bytes)} GiB is {gib(over)} GiB ({over:,.0f} bytes) over "

@@ -71,6 +71,7 @@ def estimate(
         memory=memory,
         stages=StageCosts(count=count, layers=count * 32, seconds=four, allocated_bytes=four),
         uncertainty=zero + 0.02,
+        memory_uncertainty=0.1,
         origin=lambda _: dict.fromkeys(TIME_PARTS, "analytic"),
         capacity_bytes=cluster.device.memory_bytes,
         tokens_per_step=workload.tokens,
