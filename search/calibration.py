@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import mean, median
 from typing import Any, Literal
 
@@ -133,6 +133,8 @@ class Calibrated:
     left_out: Errors | None
     """Each source predicted by a fit to the others, where there are several."""
     sources: tuple[SourceErrors, ...]
+    refused: Errors | None = None
+    """Of runs left out of a fit that did not help, where that is why no number moved."""
 
     @property
     def helps(self) -> bool:
@@ -153,6 +155,9 @@ def calibrate(
     interval_only: bool = False,
 ) -> Calibrated:
     """Fit a stack to measured runs, by robust least squares on log times with priors.
+
+    A fit that does not lower the median error of runs left out of it is refused: the numbers stay,
+    and the interval is that of the stack as it is.
 
     Args:
         runs: what was measured, as ``trainplan validate`` reads it.
@@ -180,7 +185,11 @@ def calibrate(
     rows = priced(rows, cost)
     _check_usable(rows, any(row.predicted is not None for row in rows))
     name = name or f"{base.name}-calibrated"
-    return _fitted(rows, base, cost, name, seed, today, interval_only)
+    found = _fitted(rows, base, cost, name, seed, today, interval_only)
+    if interval_only or len(found.runs) < 2 or found.helps:
+        return found
+    held = _fitted(rows, base, cost, name, seed, today, True)
+    return replace(held, refused=found.crossed)
 
 
 def _check_usable(rows: Sequence[Scored], usable: bool) -> None:

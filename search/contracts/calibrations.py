@@ -28,6 +28,7 @@ SCHEMAS: dict[str, Shape] = {
             "after": _ERRORS,
             "crossed": (dict, type(None)),
             "left_out": (dict, type(None)),
+            "refused": (dict, type(None)),
         },
         "sources": [
             {"source": str, "configurations": int, "before": _ERRORS, "after": _ERRORS}
@@ -61,6 +62,7 @@ def calibration(value: Calibrated) -> dict[str, Any]:
             "after": plain(value.after),
             "crossed": plain(value.crossed),
             "left_out": plain(value.left_out),
+            "refused": plain(value.refused),
         },
         "sources": [plain(one) for one in value.sources],
         "runs": [_run(one) for one in value.runs],

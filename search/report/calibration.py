@@ -108,19 +108,16 @@ def _verdict(out: Console, found: Calibrated) -> None:
     if found.crossed is None:
         say(out, "With one distinct run nothing can be left out: what the fit is worth is open.")
         return
-    say(out, f"left out: {how} predicted by a fit to the others.")
-    calibration = found.stack.calibration
-    assert calibration is not None
-    before, after = calibration.error_before, calibration.error_after
-    averaged = " (medians, averaged over sources)" if len(found.sources) > 1 else " (medians)"
-    if not found.helps:
+    if found.refused is not None:
         say(
             out,
-            f"The fit does not help: on runs that were left out its error of {percent(after)} % is "
-            f"not below the {percent(before)} % before{averaged}. The file says so too; "
-            f"{found.base.name} itself is the better choice.",
+            f"A fit does not help: on runs left out of it the median error is "
+            f"{percent(found.refused.median)} %, and without one {percent(found.before.median)} %. "
+            "No number moved; the interval is that of the stack as it is.",
             style="bold",
         )
+    elif found.helps:
+        say(out, f"left out: {how} predicted by a fit to the others.")
     width = percent(found.stack.uncertainty)
     say(out, f"Interval around a step time from now on: +-{width} % (80 % of runs).")
 

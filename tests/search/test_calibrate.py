@@ -128,15 +128,21 @@ def test_rows_that_cannot_be_used_are_counted(
     assert "gpu 'TPU v5p' is not in the catalogue" in text
 
 
-def test_what_does_not_help_is_written_and_said(
+def test_a_fit_that_does_not_help_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_csv(tmp_path / "runs.csv", measured(BASE, 12, noise=0.05, seed=3))
     target = tmp_path / "mine.yaml"
-    assert command(["calibrate", path, "-o", str(target)]) == 0
-    assert "The fit does not help" in capsys.readouterr().out
-    calibration = load_stack(target).calibration
-    assert calibration is not None and not calibration.helps
+    document = tmp_path / "mine.json"
+    assert command(["calibrate", path, "-o", str(target), "--json", str(document)]) == 0
+    assert "A fit does not help: on runs left out of it" in capsys.readouterr().out
+    stack = load_stack(target)
+    assert stack.calibration is not None and not stack.calibration.helps
+    assert stack.in_situ == BASE.in_situ
+    read = json.loads(document.read_text())
+    assert {one["state"] for one in read["scalars"]} <= {"held", "not exercised"}
+    errors = read["errors"]
+    assert errors["refused"]["median"] >= errors["before"]["median"] == errors["after"]["median"]
 
 
 def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
