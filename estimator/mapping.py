@@ -278,7 +278,7 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assump
             attention=attention,
             dropout=convention.dropout and attention == "eager",
             lora_rank=lora,
-            lora_targets=convention.lora_targets,
+            lora_targets="attention" if lora is None else convention.lora_targets,
             expert_imbalance=_imbalance(run, assume),
         )
     except ValueError as error:

@@ -68,6 +68,8 @@ class Workload:
             )
         if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank={self.lora_rank} must be at least 1")
+        if self.lora_rank is None and self.lora_targets != "attention":
+            raise ValueError(f"lora_targets={self.lora_targets} needs lora_rank, of the adapters")
         if not 1 <= self.expert_imbalance <= 100:
             raise ValueError(f"expert_imbalance={self.expert_imbalance} must lie from 1 to 100")
         if self.token_budget is not None and not 0 < self.token_budget < float("inf"):

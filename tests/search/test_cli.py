@@ -71,9 +71,14 @@ def test_search_writes_the_contract(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_is_trained_reaches_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     whole = document(["estimate", *SMALL, *PLAN], capsys)
     adapters = document(["estimate", *SMALL, *PLAN, "--lora-rank", "16"], capsys)
+    everywhere = ["--lora-rank", "16", "--lora-targets", "all"]
+    more = document(["estimate", *SMALL, *PLAN, *everywhere], capsys)
+    packed = document(["estimate", *SMALL, *PLAN, "--document", "512"], capsys)
     masks = document(["estimate", *SMALL, *PLAN, "--dropout"], capsys)
     forward = document(["estimate", *SMALL, "--plan", "tp=2", "--mode", "forward"], capsys)
     assert adapters["memory"]["optimizer"] < 0.1 * whole["memory"]["optimizer"]
+    assert more["memory"]["optimizer"] > adapters["memory"]["optimizer"]
+    assert packed["time"]["compute"] < whole["time"]["compute"]
     assert masks["memory"]["activations"] > whole["memory"]["activations"]
     assert forward["memory"]["optimizer"] == 0 and forward["time"]["optimizer"] == 0
 
@@ -209,6 +214,10 @@ BAD: list[tuple[list[str], str]] = [
     (["search", "--attention", "fast"], "must be one of flash, eager"),
     (["search", "--optimizer", "lion"], "must be one of adam"),
     (["search", "--mode", "dream"], "must be one of train, forward"),
+    (["search", "--document", "0"], "document=0 must lie from 1 to the 8192 tokens of a sequence"),
+    (["search", "--document", "64", "--attention", "eager"], "needs attention flash"),
+    (["search", "--lora-targets", "qkv"], "lora_targets=qkv must be one of attention, all"),
+    (["search", "--lora-targets", "all"], "lora_targets=all needs lora_rank"),
     (["search", "--lora-rank", "0"], "lora_rank=0 must be at least 1"),
     (["search", "--precision", "fp32"], "use attention eager"),
     (["search", "--cost", "guess"], "unknown cost model 'guess'"),
