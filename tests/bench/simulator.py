@@ -11,6 +11,7 @@ import argparse
 import resource
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TypeVar
 
 from estimator import Estimate, Plan, Plans, Workload
@@ -28,6 +29,7 @@ MODEL, STACK = load_model("llama-3-70b"), load_stack("megatron")
 CLUSTER = load_cluster("h100-sxm:1024")
 WORKLOAD = Workload(global_batch=16 * 32, sequence=8192)
 PLAN = "tp=8,pp=8,dp=16,mbs=1,sp=true,zero=1"
+PLANS = (PLAN, f"{PLAN},vpp=2", f"{PLAN},vpp=5")
 
 
 def timed(work: Callable[[], Value], rounds: int = ROUNDS) -> tuple[float, Value]:
@@ -58,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--all-ranks", action="store_true", help="every rank of the 1,024, once")
     arguments = parser.parse_args()
-    for text in (PLAN, f"{PLAN},vpp=2", f"{PLAN},vpp=5"):
+    for text in PLANS:
         seconds, _ = timed(lambda text=text: finalist(text))  # type: ignore[misc]
         print(f"finalist {text}: {1e3 * seconds:.1f} ms")
         seconds, value = timed(lambda text=text: simulation("stages", text))  # type: ignore[misc]
@@ -73,6 +75,9 @@ def main() -> None:
             continue
         seconds, _ = timed(lambda compiled=compiled: run(value.tasks, compiled=compiled))  # type: ignore[misc]
         print(f"engine in {name}: {len(value.tasks) / seconds / 1e6:.2f} M tasks/s")
+    for text in PLANS if find_spec("numba") else ():
+        seconds, _ = timed(lambda text=text: finalist(text))  # type: ignore[misc]
+        print(f"finalist {text} with numba loaded: {1e3 * seconds:.1f} ms")
     seconds, written = timed(lambda: trace_json(value), 1)
     events = written.count(b'"ph":')
     million = EVENTS / events * seconds
