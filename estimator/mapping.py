@@ -17,7 +17,7 @@ from estimator.plan import Plan
 from estimator.plan_of_run import plan_of_run
 from estimator.runs import Run
 from estimator.stack import Stack
-from estimator.workload import Workload
+from estimator.workload import OPTIMIZER_STATE_BYTES, Workload
 
 load_cluster, load_node = cache(catalog.load_cluster), cache(catalog.load_node)
 load_device = cache(catalog.load_device)
@@ -263,6 +263,11 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assump
     precision = assume("precision", precision, convention.precision(cluster), "usual for its stack")
     if precision not in cluster.device.peaks:
         raise UnmappedError(f"{cluster.device.name} has no {precision}")
+    optimizer = (run.optimizer or "adam").lower()
+    if optimizer not in OPTIMIZER_STATE_BYTES:
+        raise UnmappedError(
+            f"optimizer {run.optimizer!r} is not supported; use " + ", ".join(OPTIMIZER_STATE_BYTES)
+        )
     if run.flash_attention is None:
         attention = assume("flash_attention", None, convention.attention, "usual for its era")
     else:
@@ -276,6 +281,7 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assump
             sequence=_need(run, "seq_len"),
             precision=precision,
             attention=attention,
+            optimizer=optimizer,  # type: ignore[arg-type]
             dropout=convention.dropout and attention == "eager",
             lora_rank=lora,
             lora_targets="attention" if lora is None else convention.lora_targets,

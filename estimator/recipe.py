@@ -14,6 +14,7 @@ WORDS: tuple[tuple[str, Any, str], ...] = (
     ("compiled", True, r"\bcompile\b"),
     ("cuda_graphs", True, r"cuda_graph=1\b"),
     ("cuda_graphs", False, r"cuda_graph=0\b"),
+    ("optimizer", "adam-8bit", r"\b8-bit optimizer\b"),
     ("interleaved", True, r"\binterleaved\b"),
 )
 """Column, value, and the words (lower case) that say so; the first match of a column counts."""

@@ -53,8 +53,9 @@ def _whole(value: Any) -> Any:
 
 
 Flag = Annotated[bool | None, BeforeValidator(_flag)]
-Count = Annotated[int | None, BeforeValidator(_whole), Field(ge=1, le=10**15)]
-Positive = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[Annotated[int, Field(ge=1, le=10**15)] | None, BeforeValidator(_whole)]
+Natural = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_whole)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 
 
 class Run(BaseModel):
@@ -101,10 +102,10 @@ class Run(BaseModel):
     gated_mlp: Flag = None
     tied_embeddings: Flag = None
     pos_emb: str | None = None
-    moe_experts: Annotated[int | None, BeforeValidator(_whole), Field(ge=0)] = None
+    moe_experts: Natural = None
     moe_topk: Count = None
     moe_ffn: Count = None
-    moe_shared_ffn: Annotated[int | None, BeforeValidator(_whole), Field(ge=0)] = None
+    moe_shared_ffn: Natural = None
     moe_note: str | None = None
     """Words on dense layers and latent attention."""
 
@@ -122,7 +123,7 @@ class Run(BaseModel):
     etp: Count = None
     sp: Flag = None
     micro_batch: Count = None
-    zero_stage: Annotated[int | None, BeforeValidator(_whole), Field(ge=0, le=3)] = None
+    zero_stage: Annotated[Annotated[int, Field(ge=0, le=3)] | None, BeforeValidator(_whole)] = None
     dist_optimizer: Flag = None
     recompute: str | None = None
     offload: str | None = None
@@ -137,6 +138,8 @@ class Run(BaseModel):
     """Whether layers are replayed as CUDA graphs, which cost the host no launches."""
     interleaved: Flag = None
     """Whether stages hold several chunks of layers, where ``vpp`` does not say how many."""
+
+    optimizer: str | None = None
 
     # What was measured.
     iter_time_s: Positive = None

@@ -8,13 +8,20 @@ from typing import Literal
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 Mode = Literal["train", "forward"]
 Attention = Literal["flash", "eager"]
-Optimizer = Literal["adam", "sgd", "sgd-momentum"]
+Optimizer = Literal["adam", "adam-bf16", "adam-8bit", "sgd", "sgd-momentum"]
 LoraTargets = Literal["attention", "all"]
 
 CAST_PRECISIONS = ("fp8", "fp4")
 """Precisions that only GEMMs with weights run in, after a cast."""
-OPTIMIZER_STATES: dict[str, int] = {"adam": 2, "sgd-momentum": 1, "sgd": 0}
-"""fp32 moments that each optimizer keeps per parameter."""
+OPTIMIZER_STATE_BYTES: dict[str, float] = {
+    "adam": 8.0,
+    "adam-bf16": 4.0,
+    "adam-8bit": 2.0 + 2 * 4 / 2048,
+    "sgd-momentum": 4.0,
+    "sgd": 0.0,
+}
+"""Bytes of moments per parameter: two of Adam in fp32; in bf16 (DeepSeek-V3, arXiv 2412.19437,
+section 3.3.2); or in 8 bits with an fp32 scale per block of 2,048 (arXiv 2110.02861)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

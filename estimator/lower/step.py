@@ -28,7 +28,7 @@ from estimator.lower.transformer import expert_shard, layer_shard, vocab_rows
 from estimator.model import Transformer
 from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
-from estimator.workload import OPTIMIZER_STATES, Workload
+from estimator.workload import OPTIMIZER_STATE_BYTES, Workload
 
 ON_DEVICE = CHOICES["offload"].index("none")
 
@@ -268,7 +268,7 @@ def optimizer_traffic(workload: Workload, stack: Stack) -> float:
     """
     half = workload.activation_bytes == 2
     gradient = stack.gradient_bytes if half else 4.0
-    states = 8.0 * OPTIMIZER_STATES[workload.optimizer]
+    states = 2 * OPTIMIZER_STATE_BYTES[workload.optimizer]
     return 2 * gradient + states + 8.0 + (2.0 if half else 0.0)
 
 
@@ -276,7 +276,7 @@ def state_bytes(workload: Workload, stack: Stack) -> tuple[float, float, float]:
     """Bytes per parameter of weights, gradients and optimizer states (with fp32 master)."""
     if workload.mode == "forward":
         return float(workload.activation_bytes), 0.0, 0.0
-    states = 4.0 * OPTIMIZER_STATES[workload.optimizer]
+    states = OPTIMIZER_STATE_BYTES[workload.optimizer]
     if workload.activation_bytes == 4:
         return 4.0, 4.0, states
     master = 0.0 if stack.weight_bytes == 4 else 4.0

@@ -25,7 +25,12 @@ PrecisionName = Annotated[
     str, typer.Option("--precision", help="fp32, tf32, fp16, bf16, fp8, fp4.")
 ]
 AttentionName = Annotated[str, typer.Option("--attention", help="flash or eager.")]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="adam, sgd or sgd-momentum.")]
+OptimizerName = Annotated[
+    str,
+    typer.Option(
+        "--optimizer", help="adam, adam-bf16 or adam-8bit (its moments), sgd or sgd-momentum."
+    ),
+]
 Dropout = Annotated[bool, typer.Option("--dropout", help="Dropout runs.")]
 LoraRank = Annotated[
     int | None, typer.Option("--lora-rank", help="Train adapters of this rank, freeze the rest.")

@@ -15,8 +15,15 @@ from estimator.lower.keys import dp_ranks_inside, layer_keys
 from estimator.lower.memory import activation_bytes
 from estimator.lower.slots import Columns, unique_rows
 from estimator.lower.stages import stage_classes
-from estimator.lower.step import edge_parameters, lower_step, step_keys
+from estimator.lower.step import (
+    edge_parameters,
+    lower_step,
+    optimizer_traffic,
+    state_bytes,
+    step_keys,
+)
 from estimator.lower.transformer import lower_layers, model_flops
+from estimator.workload import Optimizer
 from tests.estimator.problems import plans
 
 GPT = replace(load_model("megatron-22b"), vocab=51200)
@@ -129,6 +136,17 @@ def test_gradient_traffic_of_one_stage() -> None:
     assert by_zero[1][names.index("weight gather")] == pytest.approx(2 * parameters)
     # Adam in mixed precision: 2 x 4 gradient, 16 moments, 8 master, 2 weights.
     assert by_zero[1][names.index("optimizer")] == pytest.approx(34 * parameters / 8)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moments"),
+    [("adam", 8), ("adam-bf16", 4), ("adam-8bit", 2 + 8 / 2048), ("sgd-momentum", 4), ("sgd", 0)],
+)
+def test_moments_in_memory_and_traffic(optimizer: Optimizer, moments: float) -> None:
+    """fp32 master of 4 bytes and the moments; a step reads and writes both, beside 10 others."""
+    workload = replace(EAGER, optimizer=optimizer)
+    assert state_bytes(workload, STACK)[2] == pytest.approx(4 + moments)
+    assert optimizer_traffic(workload, STACK) == pytest.approx(2 * (4 + moments) + 2 * 4 + 2)
 
 
 @given(st.integers(1, 130), st.integers(1, 40), st.booleans(), st.booleans(), st.data())

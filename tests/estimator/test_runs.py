@@ -153,6 +153,36 @@ def test_conventions_by_framework_and_era(
     assert mapped.workload.attention == attention
 
 
+@pytest.mark.parametrize(
+    ("notes", "column", "value"),
+    [
+        ("run with tp_comm_overlap=True", "overlap_tp", True),
+        ("TP_COMM_OVERLAP=0", "overlap_tp", False),
+        ("compile + AsyncTP", "overlap_tp", True),
+        ("compile + AsyncTP", "compiled", True),
+        ("eager", "compiled", False),
+        ("no compile", "compiled", False),
+        ("no comm overlap", "overlap_grad", False),
+        ("no comm overlap", "overlap_p2p", False),
+        ("cuda_graph=1", "cuda_graphs", True),
+        ("interleaved 1F1B", "interleaved", True),
+        ("bnb 8-bit optimizer; 31GB", "optimizer", "adam-8bit"),
+        ("compilers, recompiled, 18-bit optimizers", "compiled", None),
+        ("18-bit optimizers", "optimizer", None),
+    ],
+)
+def test_notes_fill_blank_columns_of_the_recipe(notes: str, column: str, value: object) -> None:
+    row = LLAMA.model_dump() | {"notes": notes}
+    assert getattr(Run.model_validate(row), column) == value
+
+
+def test_a_column_goes_before_the_notes() -> None:
+    row = LLAMA.model_dump() | {"notes": "eager", "compiled": True, "optimizer": "sgd"}
+    run = Run.model_validate(row)
+    assert run.compiled is True
+    assert map_run(run).workload.optimizer == "sgd"
+
+
 def test_a_shape_without_a_catalogue_entry() -> None:
     run = LLAMA.model_copy(update={"model": "my-llama", "layers": 16, "hidden": 3072, "heads": 24})
     model = map_run(run).model
@@ -172,6 +202,7 @@ def test_a_shape_without_a_catalogue_entry() -> None:
         ({"offload": "params"}, "offload of 'params' is not supported, only of the optimizer"),
         ({"offload": "optimizer", "gpu": "MI300X"}, "the host of mi300x, for offload, is not"),
         ({"precision": "int4"}, "precision 'int4' is not supported yet"),
+        ({"optimizer": "lion"}, "optimizer 'lion' is not supported; use adam, adam-bf16, "),
         ({"tp": 3}, "contradiction: tp x cp x pp = 3 does not divide 16 GPUs"),
         ({"dp": 3}, "contradiction: dp=3, but 16 GPUs over tp x cp x pp leave 8"),
         ({"global_batch": 12}, "contradiction: dp x micro_batch = 8 does not divide"),
