@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-FUSIONS = (
+Fusion = Literal[
     "norm",
     "norm_residual",
     "bias_activation",
@@ -13,7 +14,7 @@ FUSIONS = (
     "softmax",
     "cross_entropy",
     "expert_mlp",
-)
+]
 """Groups of element-wise kernels that a framework may run as one."""
 
 
@@ -106,7 +107,7 @@ class Stack:
     attention_kernel: str
     """Fused attention kernel, by its name in the cost model's data."""
     fused: frozenset[str]
-    """Which of ``FUSIONS`` it runs as one kernel."""
+    """Which it runs as one kernel."""
     gradient_accumulation_traffic: float
     """Share of the read and write of fp32 main gradients, per micro-batch, that is not hidden."""
 
