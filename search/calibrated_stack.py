@@ -88,9 +88,10 @@ def stack_with(
         before = "" if base.calibration else f" ({base.sources.get('in_situ', 'no source')})"
         sources["in_situ"] = f"{cost}: {fitted}; {others}: as in {base.name}{before}"
     count = len(calibration.residuals)
+    how = "each predicted by a fit to others" if values else f"predicted by {base.name} as it is"
     sources["uncertainty"] = (
-        f"{fitted}: 80 % of errors of {calibration.configurations} configurations, each predicted "
-        "by a fit to others, each over the factor of its class (estimator/intervals.py)"
+        f"{fitted}: 80 % of errors of {calibration.configurations} configurations, {how}, "
+        "each over the factor of its class (estimator/intervals.py)"
         if count >= ENOUGH
         else f"{fitted}: with {count} errors of runs left out, the largest of them or what was "
         "assumed before"

@@ -120,9 +120,7 @@ class Roofline:
             if len(rows):
                 seconds[rows] = collective_seconds(
                     kind,
-                    ops.bytes[rows],
-                    np.maximum(ops.group[rows], 1),
-                    np.maximum(ops.inside[rows], 1),
+                    *_ring(ops, rows),
                     cluster,
                     between=ops.between[rows],
                     above_leaf=ops.above_leaf[rows],
@@ -146,12 +144,7 @@ class Roofline:
             rows = ops.collectives(kind)
             if len(rows):
                 measured = measured_seconds(
-                    kind,
-                    ops.bytes[rows],
-                    np.maximum(ops.group[rows], 1),
-                    np.maximum(ops.inside[rows], 1),
-                    cluster,
-                    between=ops.between[rows],
+                    kind, *_ring(ops, rows), cluster, between=ops.between[rows]
                 )
                 names[rows] = np.where(np.isnan(measured), "linear", "measured-fit")
         return names
@@ -189,6 +182,11 @@ class Roofline:
     def memory_seconds(self, moved: FloatArray, device: Device) -> FloatArray:
         """Seconds of kernels that only move memory."""
         return moved / (device.bandwidth * self.memory_bandwidth) + self.memory_overhead
+
+
+def _ring(ops: Columns, rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes, ranks, and ranks inside a scale-up domain of collectives; each at least one rank."""
+    return ops.bytes[rows], np.maximum(ops.group[rows], 1), np.maximum(ops.inside[rows], 1)
 
 
 def gemm_dtype(workload: Workload, *, low_precision: bool) -> str:

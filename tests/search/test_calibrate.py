@@ -139,6 +139,7 @@ def test_a_fit_that_does_not_help_is_refused(
     stack = load_stack(target)
     assert stack.calibration is not None and not stack.calibration.helps
     assert stack.in_situ == BASE.in_situ
+    assert "predicted by megatron as it is" in stack.sources["uncertainty"]
     read = json.loads(document.read_text())
     assert {one["state"] for one in read["scalars"]} <= {"held", "not exercised"}
     errors = read["errors"]
