@@ -49,6 +49,13 @@ class Network:
             parts.append(hidden @ self.weights[-1] + self.biases[-1])
         return np.concatenate(parts)
 
+    def exact_outputs(self, features: FloatArray) -> FloatArray:
+        """The same in double precision, which does not show the order of a CPU's sums."""
+        hidden = self.inputs(features).astype(np.float64)
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            hidden = np.maximum(hidden @ weight.astype(np.float64) + bias, 0.0)
+        return np.asarray(hidden @ self.weights[-1].astype(np.float64) + self.biases[-1])
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All of it by name, for a file of parameters."""
         named = {f"weight{i}": weight for i, weight in enumerate(self.weights)}

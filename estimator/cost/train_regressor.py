@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
+from estimator.cost import rounding
 from estimator.cost.kernels import PRODUCTS
 from estimator.cost.regressor import (
     FORMS,
@@ -36,6 +37,7 @@ FEWEST_SHAPES = 60
 """Distinct shapes under which only the affine form is fitted."""
 FOLDS = 2
 LARGEST = 0.2
+SCORE_DECIMALS = 6
 BOOSTED: dict[str, Any] = {
     "n_estimators": 40,
     "learning_rate": 0.2,
@@ -94,7 +96,8 @@ def _possible(known: FloatArray) -> tuple[Form, ...]:
 
 def _target(samples: Samples, device: Device) -> FloatArray:
     """Logarithm of the measured efficiency; arrays that stay in the cache may seem over 1."""
-    return np.minimum(np.log(floor_seconds(samples.ops, device) / samples.seconds), 0.0)
+    reached = np.log(floor_seconds(samples.ops, device) / samples.seconds)
+    return rounding.targets(np.minimum(reached, 0.0))
 
 
 def folds(known: FloatArray, seed: int) -> list[Rows]:
@@ -125,7 +128,7 @@ def _score(
         for out in left_out
         if out.any() and not out.all()
     ]
-    return float(np.concatenate(errors).mean()) if errors else 0.0
+    return round(float(np.concatenate(errors).mean()), SCORE_DECIMALS) if errors else 0.0
 
 
 def held_out(
@@ -148,7 +151,7 @@ def fit_affine(ops: Operators, seconds: FloatArray, device: Device) -> FloatArra
     terms = affine_terms(ops, device) / seconds
     scale = np.maximum(terms.max(axis=1), np.finfo(float).tiny)
     found, _ = nnls((terms / scale[:, None]).T, np.ones(len(ops)))
-    return np.asarray(np.where(terms.any(axis=1), found / scale, 0.0), dtype=np.float64)
+    return rounding.significant(np.where(terms.any(axis=1), found / scale, 0.0))
 
 
 def fit_trees(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.cluster import Device
+from estimator.cost import rounding
 from estimator.cost.kernels import product_seconds
 from estimator.cost.network import Network
 from estimator.cost.oblivious import fit_trees
@@ -166,7 +167,7 @@ def fit_surface(
     devices = [load_device(device) for device in measured]
     columns, excess = _design(table, devices, shares or {})
     network = fit_network(columns, excess, effort.epochs, seed=seed) if effort.epochs else None
-    smooth = network.outputs(columns)[:, 0].astype(np.float64) if network else 0.0
+    smooth = network.exact_outputs(columns)[:, 0] if network else 0.0
     sizes = np.stack([getattr(table.ops, size) for size in SIZES], axis=1)
     own = devices[0] if name != ANY else None
     return Surface(
@@ -177,7 +178,7 @@ def fit_surface(
         reference=_reference(own, dtype) if own else {},
         power=_power(devices, shares, dtype) if shares else np.zeros((0, 2)),
         network=network,
-        trees=fit_trees(columns, excess - smooth, trees=effort.trees, seed=seed),
+        trees=fit_trees(columns, rounding.targets(excess - smooth), trees=effort.trees, seed=seed),
         least=sizes.min(axis=0),
         most=sizes.max(axis=0),
         backward_over_forward=_backward_ratio(kernel, devices) if kind == "attention" else 1.0,
@@ -233,12 +234,12 @@ def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: i
         low=columns.min(axis=0),
         high=columns.max(axis=0),
     )
-    inputs = torch.from_numpy(fresh.inputs(columns))
-    targets = torch.tensor(values, dtype=torch.float32)
+    inputs = torch.from_numpy(fresh.inputs(columns)).double()
+    targets = torch.from_numpy(rounding.targets(values))
     layers = (columns.shape[1], WIDTH, WIDTH, 1)
     modules = []
     for fan_in, fan_out in itertools.pairwise(layers):
-        modules += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]
+        modules += [torch.nn.Linear(fan_in, fan_out, dtype=torch.float64), torch.nn.ReLU()]
     network = torch.nn.Sequential(*modules[:-1])
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
     steps = epochs * len(range(0, len(inputs), BATCH))
@@ -249,13 +250,13 @@ def fit_network(columns: FloatArray, values: FloatArray, epochs: int, *, seed: i
         loss = (network(inputs[batch]).squeeze(1) - targets[batch]).abs().mean()
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        rounding.step(optimizer)
         schedule.step()
     linear = [module for module in network if isinstance(module, torch.nn.Linear)]
     return replace(
         fresh,
-        weights=tuple(module.weight.detach().numpy().T.copy() for module in linear),
-        biases=tuple(module.bias.detach().numpy().copy() for module in linear),
+        weights=tuple(module.weight.detach().numpy().T.astype(np.float32) for module in linear),
+        biases=tuple(module.bias.detach().numpy().astype(np.float32) for module in linear),
     )
 
 

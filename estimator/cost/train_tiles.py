@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from estimator.catalog import load_device
+from estimator.cost import rounding
 from estimator.cost.network import Network
 from estimator.cost.parameters import load_torch
 from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds, log_joules
@@ -188,7 +189,8 @@ def _launch(samples: Samples, *, product: bool) -> Launch:
         return Launch(overhead=OVERHEAD * floor, floor=floor)
     # Least squares of relative errors, so that the longest samples do not decide alone.
     columns = np.stack([1 / seconds[long], moved[long] / seconds[long]], axis=1)
-    intercept = float(np.linalg.lstsq(columns, np.ones(int(long.sum())), rcond=None)[0][0])
+    line = np.linalg.lstsq(columns, np.ones(int(long.sum())), rcond=None)[0]
+    intercept = float(rounding.significant(np.asarray(line, dtype=np.float64))[0])
     return Launch(overhead=float(np.clip(intercept, 0.5 * floor, HIGHEST * floor)), floor=floor)
 
 
@@ -229,8 +231,9 @@ def _fit(
     families = [family for family in FAMILIES if any(g.family == family for g in groups)]
     scaling = {family: _scaling([g for g in groups if g.family == family]) for family in families}
     layers = {family: _layers(len(scaling[family][0]), hidden) for family in families}
-    constant = torch.tensor(np.log(getattr(law, free)) if free else 0.0, requires_grad=bool(free))
-    shifts = torch.zeros(len(groups), requires_grad=True)
+    start = np.log(getattr(law, free)) if free else 0.0
+    constant = torch.tensor(start, dtype=torch.float64, requires_grad=bool(free))
+    shifts = torch.zeros(len(groups), dtype=torch.float64, requires_grad=True)
     rows = [_tensors(group, scaling[group.family]) for group in groups]
     weights = [p for family in families for p in layers[family].parameters()]
     optimiser = torch.optim.AdamW(
@@ -245,18 +248,18 @@ def _fit(
         for group, row, shift in zip(groups, rows, shifts, strict=True):
             outputs = layers[group.family](row["features"])
             values = {
-                "sharpness": torch.tensor(law.sharpness),
-                "rate": torch.tensor(law.norm_rate),
+                "sharpness": torch.tensor(law.sharpness, dtype=torch.float64),
+                "rate": torch.tensor(law.norm_rate, dtype=torch.float64),
             }
             values |= {free.removeprefix("norm_"): constant.exp()} if free else {}
             error = _log_seconds(row, outputs, shift, values, law, group) - row["log_seconds"]
             # SMAPE of p and y is twice tanh(|log p/y| / 2).
             loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        rounding.step(optimiser)
         schedule.step()
     if free:
-        found = float(constant.detach().exp())
+        found = round(float(constant.detach().exp()), rounding.WEIGHT_DECIMALS)
         law = (
             replace(law, sharpness=found) if free == "sharpness" else replace(law, norm_rate=found)
         )
@@ -298,8 +301,9 @@ def _tensors(
         name: getattr(group.bound, name) for name in ("arithmetic", "memory", "power", "waves")
     }
     columns |= {"features": features, "log_seconds": group.log_seconds}
+    # Single precision is the same on every CPU, double precision trains.
     return {
-        name: torch.tensor(np.maximum(values, ABSENT), dtype=torch.float32)
+        name: torch.tensor(np.maximum(values, ABSENT), dtype=torch.float32).double()
         for name, values in columns.items()
     }
 
@@ -315,12 +319,12 @@ def _layers(features: int, hidden: tuple[int, ...]) -> torch.nn.Sequential:
 
     parts: list[torch.nn.Module] = []
     for width in hidden:
-        parts += [torch.nn.Linear(features, width), torch.nn.ReLU()]
+        parts += [torch.nn.Linear(features, width, dtype=torch.float64), torch.nn.ReLU()]
         features = width
-    last = torch.nn.Linear(features, 2)
+    last = torch.nn.Linear(features, 2, dtype=torch.float64)
     with torch.no_grad():
         # Half the speed of the bounds, and a last wave that costs little: where learning starts.
-        last.bias.copy_(torch.tensor([1.0, -2.0]))
+        last.bias.copy_(torch.tensor([1.0, -2.0], dtype=torch.float64))
     return torch.nn.Sequential(*parts, last)
 
 
@@ -331,7 +335,7 @@ def _network(
     groups: Sequence[Group],
     shifts: Sequence[float],
 ) -> Family:
-    state = [p.detach().numpy().copy() for p in layers.parameters()]
+    state = [p.detach().numpy().astype(np.float32) for p in layers.parameters()]
     mine = [(group, shift) for group, shift in zip(groups, shifts, strict=True)]
     sizes = np.concatenate([group.sizes for group, _ in mine if group.family == family])
     if family == "elementwise":
