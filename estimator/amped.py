@@ -45,7 +45,7 @@ from estimator.plan import CHOICES, UNSET, IntArray, Plans
 from estimator.stack import Stack
 from estimator.workload import Workload
 
-SELECTIVE, FULL = (CHOICES["recompute"].index(word) for word in ("selective", "full"))
+SELECTIVE, MLP, FULL = (CHOICES["recompute"].index(w) for w in ("selective", "mlp", "full"))
 DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
 
 
@@ -175,13 +175,15 @@ class _Work:
 
     matrices: float
     """Multiply-accumulates with weights of the layers."""
+    mlp: float
+    """Of those, in MLPs and experts."""
     scores: float
     """Multiply-accumulates between activations: MAC_SA."""
     head: float
     """Multiply-accumulates of the output projection ("decoder")."""
     softmax: float
     nonlinear: float
-    """Element-wise operations of attention, and of the MLP."""
+    """Element-wise operations of attention, and of norms and the MLP."""
 
     @classmethod
     def of(cls, model: Transformer, workload: Workload) -> _Work:
@@ -191,12 +193,13 @@ class _Work:
         context = (layers - model.windowed_layers) * every + model.windowed_layers * near
         attention = sum(a * b for a, b, _ in model.attention_projections)
         matrices = layers * (attention + model.attention_width * width)
-        nonlinear = 0.0
+        mlp = nonlinear = 0.0
         for count, visited, gate in _mlp_kinds(model):
-            matrices += count * (model.matrices_of_mlp * width * visited + gate)
+            mlp += count * (model.matrices_of_mlp * width * visited + gate)
             nonlinear += count * 2 * (width + visited)
         return cls(
-            matrices=matrices + model.mtp_layers * 2 * width * width,
+            matrices=matrices + mlp + model.mtp_layers * 2 * width * width,
+            mlp=mlp,
             scores=context * (model.query_width + model.attention_width),
             head=(1 + model.mtp_layers) * model.vocab * width,
             softmax=layers * model.attention_width,
@@ -244,7 +247,9 @@ class _Step:
         frozen = self.workload.lora_rank is not None
         weight = work.scores if frozen else work.matrices + work.scores + work.head
         core = mac * work.scores + element * work.softmax
+        mlp = mac * work.mlp + element * work.nonlinear
         again = self._recomputed() * layer + np.where(plans.recompute == SELECTIVE, core, 0.0)
+        again += np.where(plans.recompute == MLP, mlp, 0.0)
         return {
             "forward": forward,
             "backward": train * (forward + share * mac * weight),
@@ -264,10 +269,11 @@ class _Step:
         # Of keys and values: gathered in every pass, their gradients scattered.
         keys = 2 * self.workload.activation_bytes * tokens * self.model.kv_width / plans.tp
         cp = layers * self._gather(keys, plans.cp, self._inside(plans.cp, plans.tp))
+        mlp = np.where(plans.recompute == MLP, backward, 0.0)
         return {
-            "tp": (1 + backward + again) * tp,
+            "tp": (1 + backward + again + mlp / 2) * tp,
             "cp": (1 + 2 * backward + again) * cp,
-            "ep": (1 + backward + again) * self._experts(activation),
+            "ep": (1 + backward + again + mlp) * self._experts(activation),
             "pp": (1 + backward) * self.m * plans.interleave * self._boundary(activation),
         }
 

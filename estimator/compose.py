@@ -42,7 +42,6 @@ from estimator.schedule import ZB_H1, last_passes, pipeline_seconds
 from estimator.stack import Stack
 from estimator.workload import Workload
 
-SELECTIVE = CHOICES["recompute"].index("selective")
 FULL = CHOICES["recompute"].index("full")
 
 
@@ -291,7 +290,7 @@ class Composition:
 
     def base_kind(self) -> IntArray:
         """Recompute kind of every layer; full recompute is counted by layer, on top of none."""
-        return np.where(self.plans.recompute == SELECTIVE, SELECTIVE, 0)
+        return np.where(self.plans.recompute == FULL, 0, self.plans.recompute)
 
     def stage_seconds(
         self, count: IntArray, layers: IntArray, again: IntArray

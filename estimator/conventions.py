@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from estimator.cluster import Cluster
+from estimator.plan import Recompute
+from estimator.runs import Run
 from estimator.workload import Attention, LoraTargets
 
 DEVICES: tuple[tuple[str, str], ...] = (
@@ -55,7 +56,7 @@ class Convention:
     sequence_parallel: bool
     """With tp > 1."""
     attention: Attention = "flash"
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     half: str = "bf16"
     """Precision where none is given; the device's other half precision where it lacks it."""
     dropout: bool = False
@@ -70,11 +71,16 @@ class Convention:
     """Its stack where nothing is compiled."""
     graph_stack: str | None = None
     """Its stack where layers are replayed as CUDA graphs."""
+    early_stack: str | None = None
+    """Its stack before release (year, month) ``early_until``."""
+    early_until: tuple[int, int] = (0, 0)
     experts_in_graphs_since: tuple[int, int] | None = None
     """Release (year, month) from which its recipes of mixtures of experts on Blackwell do so."""
     adapters_recompute: bool = False
     """Its recipes for adapters checkpoint every layer of models that one GPU cannot hold."""
     lora_targets: LoraTargets = "attention"
+    tuning_document: int | None = None
+    """Mean tokens of the documents that its fine-tuning recipes pack into a sequence."""
     selective_is_every_second_layer: bool = False
     """Its selective recompute runs every second layer again, not the attention core."""
 
@@ -156,7 +162,12 @@ CONVENTIONS: tuple[Convention, ...] = (
         sequence_parallel=True,
         interleaves=True,
         graph_stack="nemo-graphs",
+        early_stack="nemo-2024",
+        early_until=(24, 9),
         experts_in_graphs_since=(26, 6),
+        # Its recipes for speed (performance_mode) pack SQuAD into 4096 tokens: paragraph, question
+        # and answer come to some 200.
+        tuning_document=200,
     ),
     # Megatron-Core's own regression runs, recent whatever the GPU.
     Convention(
@@ -213,6 +224,31 @@ CONVENTIONS: tuple[Convention, ...] = (
         selective_is_every_second_layer=True,
     ),
 )
+
+
+RECIPES: tuple[tuple[str, str, Recompute], ...] = (
+    # paxml/paxml_mod_configs.py: SAVE_DOT_ONLY, SAVE_QKV_OUT_PROJ.
+    (r"paxml", r"gpt3-5b", "selective"),
+    (r"paxml", r"gpt3-175b", "mlp"),
+    # maxtext/configure.sh: save_dot_except_mlp and save_dot_except_mlpwi; save_qkv_proj from 25.02.
+    (r"maxtext.*24\.11", r"llama2-70b", "mlp"),
+)
+"""Framework and release, model, and what the recipe recomputes: NVIDIA/dgxc-benchmarking, tags
+v24.11.1 and v25.02 (lower case)."""
+
+
+def recompute_of_recipe(run: Run) -> Recompute | None:
+    """What a published recipe recomputes, of a run that does not say."""
+    software = f"{run.framework or ''} {run.framework_version or ''}".lower()
+    model = (run.model or "").lower()
+    return next(
+        (
+            kind
+            for pattern, name, kind in RECIPES
+            if re.search(pattern, software) and re.search(name, model)
+        ),
+        None,
+    )
 
 
 def convention_of(framework: str, source: str | None, device: str) -> Convention | None:

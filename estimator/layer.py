@@ -197,10 +197,13 @@ def _one_layer(
         attention=total("compute", FORWARD, "selective"),
         gather=total("dp", FORWARD),
     )
+    core_again = frozenset[str]().union(
+        *(slot.recomputed_by for slot in ops.slots if "selective" in slot.recomputed_by)
+    )
     backwards, again = [], []
     for kind in CHOICES["recompute"]:
         repeated = total("compute", FORWARD, kind)
-        attention_again = total("compute", FORWARD, "selective") * (kind != "none")
+        attention_again = total("compute", FORWARD, "selective") * (kind in core_again)
         backwards.append(
             _pass(
                 stack=stack,

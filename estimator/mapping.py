@@ -71,15 +71,24 @@ def _stack_name(run: Run, convention: Convention, cluster: Cluster, assume: Assu
     """The framework's stack, or that of its recipe."""
     if run.compiled is False and convention.eager_stack is not None:
         return convention.eager_stack
+    release = _release(run)
+    early = release is not None and release < convention.early_until
+    if early and convention.early_stack is not None:
+        return convention.early_stack
     graphs = run.cuda_graphs
     since = convention.experts_in_graphs_since
     if since is not None and run.moe_experts and cluster.device.architecture == "blackwell":
-        release = re.search(r"(\d+)\.(\d+)", run.framework_version or "")
-        recent = release is not None and tuple(map(int, release.groups())) >= since
+        recent = release is not None and release >= since
         graphs = assume("cuda_graphs", graphs, recent, "its recipes of that release")
     if graphs and convention.graph_stack is not None:
         return convention.graph_stack
     return convention.stack
+
+
+def _release(run: Run) -> tuple[int, int] | None:
+    """Year and month of the framework's release, as 24.07 or 2024-07, where it has such."""
+    found = re.search(r"(?:20)?(\d\d)[.-](\d\d)\b", run.framework_version or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _need(run: Run, name: str) -> Any:
@@ -283,12 +292,23 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assump
             attention=attention,
             optimizer=optimizer,  # type: ignore[arg-type]
             dropout=convention.dropout and attention == "eager",
+            document=_document(run, convention, attention, assume),
             lora_rank=lora,
             lora_targets="attention" if lora is None else convention.lora_targets,
             expert_imbalance=_imbalance(run, assume),
         )
     except ValueError as error:
         raise UnmappedError(str(error)) from None
+
+
+def _document(run: Run, convention: Convention, attention: str, assume: Assumptions) -> int | None:
+    """Mean tokens of packed documents; flash attention alone can tell them apart."""
+    tuned = (run.workload or "").lower() in ("sft", "lora") and attention == "flash"
+    usual = convention.tuning_document if tuned else None
+    if run.document is None and usual is None:
+        return None
+    document: int = assume("document", run.document, usual, "packed by its fine-tuning recipes")
+    return document
 
 
 def _imbalance(run: Run, assume: Assumptions) -> float:

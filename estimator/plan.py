@@ -13,13 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 IntArray = NDArray[np.int64]
 
 Schedule = Literal["gpipe", "1f1b", "zb-h1", "zb-h2"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "mlp", "full"]
 Offload = Literal["none", "optimizer"]
 Order = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "zb-h1", "zb-h2"),
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "mlp", "full"),
     "offload": ("none", "optimizer"),
     "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
 }
@@ -68,7 +68,7 @@ class Plan:
     last_stage_layers: int | None = None
     """Layers of the end stages; ``None`` splits as evenly as the layer count allows."""
     recompute: Recompute = "none"
-    """Activations recomputed in backward: none, the attention core, or whole layers."""
+    """What runs again in backward: nothing, the attention core, the MLP (or experts), or layers."""
     recompute_layers: int | None = None
     """With ``full``: layers per stage that are recomputed; ``None`` is all of them."""
     sequence_parallel: bool = False

@@ -6,7 +6,7 @@ from typing import get_args
 
 from estimator.assumptions import Assumptions, UnmappedError
 from estimator.cluster import Cluster
-from estimator.conventions import Convention
+from estimator.conventions import Convention, recompute_of_recipe
 from estimator.model import Transformer
 from estimator.plan import Offload, Plan, Recompute
 from estimator.runs import Run
@@ -115,9 +115,11 @@ def _recompute(
     word = run.recompute.lower() if run.recompute else None
     said = next((kind for kind in get_args(Recompute) if kind == word), None)
     if word and said is None:
-        raise UnmappedError(f"recompute {run.recompute!r} is unknown; use none, selective or full")
+        raise UnmappedError(
+            f"recompute {run.recompute!r} is unknown; use " + ", ".join(get_args(Recompute))
+        )
     full = convention.adapters_recompute and split_adapters
-    usual: Recompute = "full" if full else convention.recompute
+    usual: Recompute = "full" if full else recompute_of_recipe(run) or convention.recompute
     kind: Recompute = assume("recompute", said, usual, "usual for its stack")
     if kind == "selective" and convention.selective_is_every_second_layer:
         every_second = max(layers // 2, 1)

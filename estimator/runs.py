@@ -111,6 +111,8 @@ class Run(BaseModel):
 
     # The workload and the plan.
     seq_len: Count = None
+    document: Count = None
+    """Mean tokens of the documents packed into a sequence, each attending to itself alone."""
     global_batch: Count = None
     precision: str | None = None
     flash_attention: Flag = None

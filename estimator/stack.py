@@ -14,8 +14,10 @@ Fusion = Literal[
     "softmax",
     "cross_entropy",
     "expert_mlp",
+    "cast",
 ]
 """Groups of element-wise kernels that a framework may run as one."""
+RecomputeStyle = Literal["modules", "needed", "unsaved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,10 @@ class Stack:
     regathers_inputs: bool
     """With sequence parallelism, gathers what a column-parallel GEMM reads again for its weight
     gradient, instead of keeping it whole."""
+    recompute_style: RecomputeStyle
+    """What recompute runs again: whole ``modules`` (Megatron-LM); what is ``needed`` (PyTorch stops
+    before the last GEMM of a layer, whose output only the next reads); or what was ``unsaved`` (XLA
+    keeps outputs of GEMMs alone, and runs no more than is needed either)."""
     gradient_bytes: float
     """Bytes per gradient element held for the step (half-precision training)."""
     logit_bytes: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.estimate import Estimate
-from estimator.plan import UNSET, Plan, Plans
+from estimator.plan import CHOICES, UNSET, Plan, Plans
 from search.finalists import simulations
 from search.objective import Pricing
 from spaces import Problem
@@ -106,7 +106,7 @@ def _first_that_fits(
     """
     pricing = pricing or Pricing()
     meshes = list(meshes)
-    for recompute in sorted(problem.stack.recompute, key=("none", "selective", "full").index):
+    for recompute in sorted(problem.stack.recompute, key=CHOICES["recompute"].index):
         rows = [
             (place, plan)
             for place, mesh in enumerate(meshes)

@@ -27,7 +27,7 @@ from estimator.model import (
     Transformer,
 )
 from estimator.plan import Order, Recompute
-from estimator.stack import Calibration, FittedScalar, Fusion, Stack
+from estimator.stack import Calibration, FittedScalar, Fusion, RecomputeStyle, Stack
 from estimator.workload import Precision
 
 
@@ -322,6 +322,7 @@ class StackEntry(Entry):
     weight_bytes: Bytes
     half_precision_shards: bool
     regathers_inputs: bool
+    recompute_style: RecomputeStyle
     gradient_bytes: Bytes
     logit_bytes: Bytes
     weight_gradient_buffers: bool

@@ -12,8 +12,8 @@ from estimator.lower.blocks import adapter, norm, residual, tp_enter, tp_leave
 from estimator.lower.keys import Keys
 from estimator.lower.lowering import PASS_PHASES, Lowering
 from estimator.lower.slots import (
+    FULL,
     NEVER,
-    SELECTIVE_AND_FULL,
     FloatArray,
     Slot,
     ranks_inside,
@@ -56,9 +56,12 @@ def attention_block(low: Lowering, *, windowed: bool) -> None:
     hidden = np.full_like(tokens, model.hidden)
     width = model.attention_width / tp
     frozen = low.workload.lora_rank is not None
+    low.again = low.around
     norm(low, "attention norm", "layer")
+    low.again = FULL
     tp_enter(low, "qkv", "layer")
     _project(low, frozen=frozen)
+    low.again = low.around
     if model.positions == "rotary":
         rotated = model.query_width / tp + kv_elements(model, low.keys) / 2
         forward, backward = FUSED_ROTARY if "rope" in low.stack.fused else EAGER_ROTARY
@@ -67,11 +70,13 @@ def attention_block(low: Lowering, *, windowed: bool) -> None:
     if model.qk_norm:
         row = tokens * (model.query_width / tp + kv_elements(model, low.keys) / 2) * low.element
         low.memory("query and key norm", "layer", forward=2 * row, backward=3 * row)
+    low.again = low.core
     if low.workload.attention == "flash":
         _flash(low, windowed=windowed)
     else:
         _eager(low)
     _exchange(low)
+    low.again = FULL
     low.gemm("attention output", "layer", m=tokens, n=hidden, k=width, frozen=frozen)
     adapter(low, "attention output", width, hidden)
     if not model.parallel_residual:
@@ -115,7 +120,7 @@ def _flash(low: Lowering, *, windowed: bool) -> None:
                 place="layer",
                 phase=phase,
                 layer=low.layer,
-                recomputed_by=SELECTIVE_AND_FULL if phase == "forward" else NEVER,
+                recomputed_by=low.again if phase == "forward" else NEVER,
             ),
             flops=2 * heads * pairs * width,
             m=workload.sequence / keys.cp,
@@ -142,7 +147,6 @@ def _merge(low: Lowering) -> None:
         "layer",
         forward=np.where(keys.cp > 1, ((8 + low.element) * steps + 4 + low.element) * output, 0.0),
         backward=np.where(keys.cp > 1, 3 * low.element * steps * inputs, 0.0),
-        recomputed=SELECTIVE_AND_FULL,
     )
 
 
@@ -161,7 +165,6 @@ def _eager(low: Lowering) -> None:
         n=keys_read,
         k=np.full_like(queries, model.query_dim),
         batch=heads,
-        recomputed=SELECTIVE_AND_FULL,
         weights=False,
     )
     low.memory(
@@ -169,7 +172,6 @@ def _eager(low: Lowering) -> None:
         "layer",
         forward=passes * scores,
         backward=(passes + 1) * scores,
-        recomputed=SELECTIVE_AND_FULL,
     )
     if low.workload.dropout:
         low.memory(
@@ -177,7 +179,6 @@ def _eager(low: Lowering) -> None:
             "layer",
             forward=2.5 * scores,
             backward=2.5 * scores,
-            recomputed=SELECTIVE_AND_FULL,
         )
     low.gemm(
         "attention context",
@@ -186,7 +187,6 @@ def _eager(low: Lowering) -> None:
         n=np.full_like(queries, model.value_dim),
         k=keys_read,
         batch=heads,
-        recomputed=SELECTIVE_AND_FULL,
         weights=False,
     )
 
@@ -219,5 +219,5 @@ def _exchange(low: Lowering) -> None:
             group=keys.cp,
             inside=inside,
             leaf=ranks_inside(keys.cp, keys.tp, low.cluster.leaf_ranks),
-            recomputed=SELECTIVE_AND_FULL,
+            recomputed=low.again,
         )

@@ -10,7 +10,9 @@ import numpy as np
 from estimator.cluster import Cluster
 from estimator.lower.keys import Keys
 from estimator.lower.slots import (
+    CORE,
     FULL,
+    MLP,
     NEVER,
     Builder,
     Collective,
@@ -53,6 +55,18 @@ class Lowering:
     """Ranks of it below one leaf switch."""
     layer: int = 0
     """Index of the kind of layer being lowered."""
+    again: frozenset[str] = FULL
+    """Kinds of recompute that run again what is being lowered."""
+
+    @property
+    def around(self) -> frozenset[str]:
+        """The same of kernels between GEMMs: XLA keeps the outputs of GEMMs alone."""
+        return MLP if self.stack.recompute_style == "unsaved" else FULL
+
+    @property
+    def core(self) -> frozenset[str]:
+        """The same of the attention core."""
+        return CORE | MLP if self.stack.recompute_style == "unsaved" else CORE
 
     def gemm(
         self,
@@ -64,7 +78,6 @@ class Lowering:
         k: FloatArray,
         batch: FloatArray | float = 1.0,
         starts: FloatArray | float = 1.0,
-        recomputed: frozenset[str] = FULL,
         weights: bool = True,
         frozen: bool = False,
         column_parallel: bool = False,
@@ -82,7 +95,7 @@ class Lowering:
                     kind="gemm",
                     place=place,
                     phase=phase,
-                    recomputed_by=recomputed if phase == "forward" else NEVER,
+                    recomputed_by=self.again if phase == "forward" else NEVER,
                     layer=self.layer,
                     low_precision=weights and place == "layer",
                     shields=column_parallel and phase != "forward",
@@ -103,7 +116,6 @@ class Lowering:
         *,
         forward: FloatArray | float,
         backward: FloatArray | float,
-        recomputed: frozenset[str] = FULL,
     ) -> None:
         """An element-wise kernel by the bytes that it moves, forward and backward."""
         for phase, moved in zip(PASS_PHASES, (forward, backward), strict=True):
@@ -114,7 +126,7 @@ class Lowering:
                     place=place,
                     phase=phase,
                     layer=self.layer,
-                    recomputed_by=recomputed if phase == "forward" else NEVER,
+                    recomputed_by=self.again if phase == "forward" else NEVER,
                 ),
                 bytes=moved,
             )
@@ -188,6 +200,6 @@ class Lowering:
                 inside=self.tp_inside,
                 leaf=self.tp_leaf,
                 count=count,
-                recomputed=FULL if place == "layer" else NEVER,
+                recomputed=self.again if place == "layer" else NEVER,
                 asynchronous=asynchronous and phase != "forward",
             )

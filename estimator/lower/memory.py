@@ -20,10 +20,12 @@ from estimator.lower.slots import FloatArray, IntArray, largest_row
 from estimator.lower.step import ON_DEVICE, Shards, state_bytes
 from estimator.lower.transformer import vocab_rows
 from estimator.model import LayerKind, Transformer
-from estimator.plan import UNSET, Plans
+from estimator.plan import CHOICES, UNSET, Plans
 from estimator.schedule import GPIPE, ZB_H1, ZB_H2, micro_batch_group
 from estimator.stack import Stack
 from estimator.workload import Workload
+
+SELECTIVE, MLP, FULL = (CHOICES["recompute"].index(kind) for kind in ("selective", "mlp", "full"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class ActivationBytes:
     """One layer of each kind with nothing recomputed, (N, U)."""
     without_scores: FloatArray
     """One layer of each kind that recomputes its attention core, (N, U)."""
+    without_mlp: FloatArray
+    """One layer of each kind that recomputes its MLP from the norm's output on, (N, U)."""
     checkpoint: FloatArray
     """One layer that keeps only its input."""
     embedding: FloatArray
@@ -78,7 +82,7 @@ def activation_bytes(
     if model.latent is not None:
         latent = model.latent
         attention = attention + element * split * (latent.q_rank + latent.kv_rank + latent.rope_dim)
-    layers, gradients = [], []
+    layers, outside_mlp, gradients = [], [], []
     for kind in layer_kinds(model):
         mlp = _mlp_bytes(model, workload, keys, tokens, split, kind.mlp)
         # When attention runs backward, the MLP has released what it kept.
@@ -86,7 +90,8 @@ def activation_bytes(
         # The whole sequence's output gradient, and the input gradient before it is scattered.
         edges = row if stack.regathers_inputs else np.where(read > row, 2 * read, row)
         gradients.append(edges + np.maximum(mlp, core_gradients - released))
-        layer = rows + attention + mlp + scores
+        outside_mlp.append(rows + attention + scores)
+        layer = outside_mlp[-1] + mlp
         if workload.lora_rank is not None and workload.lora_targets == "attention":
             # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
             dropped = row * (model.norms_per_layer > 1)
@@ -101,6 +106,7 @@ def activation_bytes(
     return ActivationBytes(
         layer=train * whole,
         without_scores=train * (whole - scores),
+        without_mlp=train * np.stack(outside_mlp),
         checkpoint=train * row,
         embedding=train * split * model.hidden * mask,
         gradients=train * np.max(gradients, axis=0),
@@ -263,12 +269,13 @@ def peak_memory_parts(
     micro_batches = workload.global_batch // (plans.dp * plans.micro_batch)
     held = in_flight(plans, shards.classes.position[:, step_P], micro_batches)
 
-    full, selective = plans.recompute == 2, plans.recompute == 1
+    full, selective, mlp = (plans.recompute == kind for kind in (FULL, SELECTIVE, MLP))
     recomputed = recomputed_layers(plans, layers)
     share = recomputed / np.maximum(layers, 1)
     activations = np.zeros(layers.shape)
     for n in range(len(kept.layer)):
         per_layer = np.where(selective, kept.without_scores[n][key_P], kept.layer[n][key_P])
+        per_layer = np.where(mlp, kept.without_mlp[n][key_P], per_layer)
         saving = kept.layer[n][key_P] - kept.checkpoint[key_P]
         activations += shards.layers_NCU[n][:, step_P] * (per_layer - share * saving)
     activations[0] += kept.embedding[key_P]
@@ -277,6 +284,8 @@ def peak_memory_parts(
     # While one layer runs again, its whole set and its output are alive beside the checkpoints.
     again = kept.layer.max(axis=0)[key_P] + kept.checkpoint[key_P]
     activations += np.where(full & (recomputed > 0), again, 0.0)
+    one_mlp = (kept.layer - kept.without_mlp).max(axis=0)[key_P]
+    activations += np.where(mlp, np.maximum(one_mlp, 0.0), 0.0)
     one_stage = plans.pp == 1
     head = kept.head[key_P]
     activations[0] += np.where(one_stage, head, 0.0)
@@ -310,5 +319,5 @@ def peak_memory_parts(
 def recomputed_layers(plans: Plans, layers_CP: IntArray) -> IntArray:
     """Layers per stage that run again in backward under full recompute, shape (4, P)."""
     asked = np.where(plans.recompute_layers == UNSET, layers_CP, plans.recompute_layers)
-    again: IntArray = np.where(plans.recompute == 2, np.minimum(asked, layers_CP), 0)
+    again: IntArray = np.where(plans.recompute == FULL, np.minimum(asked, layers_CP), 0)
     return again

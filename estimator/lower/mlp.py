@@ -10,7 +10,7 @@ import numpy as np
 from estimator.lower.blocks import adapter, norm, residual, tp_enter, tp_leave
 from estimator.lower.keys import ep_ranks_inside
 from estimator.lower.lowering import PASS_PHASES, Lowering
-from estimator.lower.slots import FULL, Collective, FloatArray, Phase
+from estimator.lower.slots import FULL, MLP, NEVER, Collective, FloatArray, Phase
 from estimator.model import Experts, LayerKind
 from estimator.workload import CAST_PRECISIONS
 
@@ -18,11 +18,13 @@ from estimator.workload import CAST_PRECISIONS
 def mlp_block(low: Lowering, kind: LayerKind) -> None:
     """Norm, MLP or experts (a shared expert beside the routed), and residual."""
     model = low.model
+    low.again = low.around
     if model.norms_per_layer > 1:
         norm(low, "mlp norm", "layer")
     if model.norms_per_layer == 4:
         norm(low, "norm after attention", "layer")
         norm(low, "norm after mlp", "layer")
+    low.again = MLP
     if not model.parallel_residual:
         tp_enter(low, "mlp up", "layer")
     if kind == "dense":
@@ -31,8 +33,22 @@ def mlp_block(low: Lowering, kind: LayerKind) -> None:
         if model.experts.shared_ffn:
             _dense(low, "shared expert", float(model.experts.shared_ffn))
         _routed(low, model.experts)
+    low.again = _end(low, kind)
     tp_leave(low, "mlp down", "layer")
+    low.again &= FULL
     residual(low, "mlp residual")
+    low.again = FULL
+
+
+def _end(low: Lowering, kind: LayerKind) -> frozenset[str]:
+    """Kinds of recompute that run again the last GEMM of a layer, and what follows it.
+
+    Backward reads nothing of it in a dense layer, unless a norm comes after it or an adapter's
+    GEMMs; a combination of experts reads what each gave.
+    """
+    unread = kind == "dense" and low.model.norms_per_layer < 4
+    whole = low.stack.recompute_style == "modules" or low.workload.lora_targets == "all"
+    return NEVER if unread and not whole else MLP
 
 
 def _dense(low: Lowering, name: str, width: float) -> None:
@@ -51,7 +67,10 @@ def _dense(low: Lowering, name: str, width: float) -> None:
         column_parallel=True,
     )
     _activation(low, f"{name} activation", tokens * ffn)
+    if name == "mlp":
+        low.again = _end(low, "dense")
     low.gemm(f"{name} down", "layer", m=tokens, n=hidden, k=ffn, frozen=frozen)
+    low.again = MLP
     if low.workload.lora_targets == "all" and model.experts is None:
         adapter(low, f"{name} up", hidden, halves * ffn)
         adapter(low, f"{name} down", ffn, hidden)
@@ -147,7 +166,7 @@ def _dispatch(low: Lowering, experts: Experts, visits: FloatArray) -> None:
             inside=inside,
             leaf=ep_ranks_inside(keys, low.cluster.leaf_ranks),
             count=2.0,
-            recomputed=FULL,
+            recomputed=low.again,
         )
     _share_visits(low, visits * width)
 
@@ -172,5 +191,5 @@ def _share_visits(low: Lowering, size: FloatArray) -> None:
             group=keys.etp,
             inside=np.minimum(keys.etp, low.cluster.scale_up_domain).astype(float),
             leaf=np.minimum(keys.etp, low.cluster.leaf_ranks).astype(float),
-            recomputed=FULL,
+            recomputed=low.again,
         )

@@ -22,7 +22,8 @@ Place = Literal["layer", "embedding", "head", "boundary", "stage"]
 Phase = Literal["forward", "backward_input", "backward_weight", "step"]
 Stream = Literal["compute", "tp", "cp", "ep", "dp", "pp"]
 
-SELECTIVE_AND_FULL = frozenset({"selective", "full"})
+CORE = frozenset({"selective", "full"})
+MLP = frozenset({"mlp", "full"})
 FULL = frozenset({"full"})
 NEVER: frozenset[str] = frozenset()
 

@@ -23,6 +23,8 @@ from estimator.lower.kinds import layer_kinds
 from estimator.lower.lowering import PASS_PHASES, Lowering
 from estimator.lower.mlp import expert_rows, mlp_block
 from estimator.lower.slots import (
+    FULL,
+    MLP,
     Builder,
     Collective,
     Columns,
@@ -85,16 +87,21 @@ def _layer_extras(low: Lowering, kind: LayerKind) -> None:
     model, keys = low.model, low.keys
     mlp = model.ffn if kind == "dense" else model.experts.shared_ffn if model.experts else 0
     if low.workload.precision in CAST_PRECISIONS:
-        width = 2 * model.hidden + (mlp + model.attention_width) / keys.tp
-        # Half precision is read; rows and columns are written, since backward reads the other way.
-        moved = low.element + 2 * low.workload.gemm_bytes
-        cast = moved * low.tokens * width
+        # Half precision is read, unless the kernel that makes it casts it as well; rows and columns
+        # are written, since backward reads the other way.
+        read = 0.0 if "cast" in low.stack.fused else low.element
+        moved = read + 2 * low.workload.gemm_bytes
+        cast = moved * low.tokens * (model.hidden + model.attention_width / keys.tp)
+        low.memory("casts of attention", "layer", forward=cast, backward=1.5 * cast)
+        cast = moved * low.tokens * (model.hidden + mlp / keys.tp)
         if kind == "moe" and model.experts is not None:
             visits = expert_rows(low, model.experts)
             # Fused experts cast what their activation gives inside their first product.
             inner = 0.0 if "expert_mlp" in low.stack.fused else model.experts.ffn / keys.etp
             cast = cast + moved * visits * (model.hidden + inner)
-        low.memory("casts", "layer", forward=cast, backward=1.5 * cast)
+        low.again = MLP
+        low.memory("casts of mlp", "layer", forward=cast, backward=1.5 * cast)
+        low.again = FULL
     share = low.stack.gradient_accumulation_traffic
     if share and low.workload.mode == "train" and low.workload.lora_rank is None:
         low.rows.add(

@@ -85,4 +85,6 @@ def describe(problem: Problem, plan: Plan) -> list[str]:
         lines.append(f"Backward recomputes {layers}.")
     elif plan.recompute == "selective":
         lines.append("Backward recomputes the attention core.")
+    elif plan.recompute == "mlp":
+        lines.append("Backward recomputes the MLP of every layer.")
     return lines

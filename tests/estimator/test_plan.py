@@ -62,7 +62,7 @@ def test_aliases_and_the_derived_degree() -> None:
         ("mbs=1,micro_batch=2", "plan field micro_batch is given twice"),
         ("pipeline=2", "'pipeline' is not a field of a plan"),
         ("micro_bach=2", "'micro_bach' is not a field of a plan; did you mean micro_batch"),
-        ("recompute=some", "recompute=some must be one of none, selective, full"),
+        ("recompute=some", "recompute=some must be one of none, selective, mlp, full"),
         ("sp=maybe", "sequence_parallel=maybe must be true or false"),
         ("zero=4", "zero=4 must be 0, 1, 2 or 3"),
         ("tp=3", "tp x cp x pp = 3 must divide the 64 GPUs of the cluster"),

@@ -208,7 +208,7 @@ def test_a_shape_without_a_catalogue_entry() -> None:
         ({"global_batch": 12}, "contradiction: dp x micro_batch = 8 does not divide"),
         ({"n_gpus": 20}, "n_gpus=20 is no whole number of nodes of 8"),
         ({"n_gpus": None}, "n_gpus is not given"),
-        ({"recompute": "some"}, "recompute 'some' is unknown; use none, selective or full"),
+        ({"recompute": "some"}, "recompute 'some' is unknown; use none, selective, mlp, full"),
         ({"gpu": "V100-SXM2-32GB", "precision": "bf16"}, "v100-sxm-32gb has no bf16"),
     ],
 )
