@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from estimator import Cluster, Plan, Plans, Stack, Transformer, Workload
 from estimator.catalog import load_cluster, load_model, load_stack
+from estimator.plan import CHOICES
 
 MODEL = load_model("llama-3.1-8b")
 WORKLOAD = Workload(global_batch=256, sequence=4096)
 CLUSTER = load_cluster("h100-sxm:64")
-STACK = load_stack("megatron")
+STACK = replace(load_stack("megatron"), recompute=CHOICES["recompute"])
 
 
 @st.composite
@@ -24,7 +25,7 @@ def plans(draw: st.DrawFn) -> Plan:
     pp = draw(st.sampled_from([1, 2, 4]))
     dp = 64 // (tp * cp * pp)
     micro_batch = draw(st.sampled_from([1, 2, 4]))
-    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    recompute = draw(st.sampled_from(CHOICES["recompute"]))
     zero = draw(st.sampled_from([0, 1]))
     return Plan(
         dp=dp,
@@ -59,7 +60,7 @@ def many(count: int, seed: int = 0) -> Plans:
                 pp=pp,
                 micro_batch=int(random.choice([1, 2, 4])),
                 zero=int(random.integers(2)),
-                recompute=str(random.choice(["none", "selective", "full"])),  # type: ignore[arg-type]
+                recompute=str(random.choice(CHOICES["recompute"])),  # type: ignore[arg-type]
                 sequence_parallel=tp > 1,
             )
         )

@@ -225,3 +225,59 @@ def test_a_known_cluster_keeps_the_memory_of_the_gpu() -> None:
     assert cluster.device.name == "v100-sxm-16gb"
     assert cluster.scale_out is not None
     assert "omni" in cluster.scale_out.name.lower()
+
+
+@pytest.mark.parametrize(
+    ("version", "stack"),
+    [
+        ("release table 2024-03", "nemo-2024"),
+        ("24.07 (Aug 2024)", "nemo-2024"),
+        ("NeMo 24.11/24.09 container", "nemo"),
+        ("NeMo (recipe v25.02)", "nemo"),
+        ("26.06.01 NeMo Container", "nemo"),
+        ("main", "nemo"),
+        (None, "nemo"),
+    ],
+)
+def test_early_releases_have_a_stack_of_their_own(version: str | None, stack: str) -> None:
+    run = LLAMA.model_copy(update={"framework_version": version})
+    assert map_run(run).stack.name == stack
+
+
+def test_fine_tuning_recipes_pack_documents() -> None:
+    tuned = LLAMA.model_copy(update={"workload": "sft"})
+    mapped = map_run(tuned)
+    assert mapped.workload.document == 200
+    assert mapped.assumed["document"] == "200 (packed by its fine-tuning recipes)"
+    assert map_run(tuned.model_copy(update={"document": 512})).workload.document == 512
+    assert map_run(LLAMA).workload.document is None
+    eager = tuned.model_copy(update={"flash_attention": False})
+    assert map_run(eager).workload.document is None
+    other = tuned.model_copy(update={"framework": "torchtitan"})
+    assert map_run(other).workload.document is None
+
+
+def test_a_document_longer_than_the_sequence_does_not_map() -> None:
+    with pytest.raises(UnmappedError, match="document=9000 must lie from 1 to the 8192 tokens"):
+        map_run(LLAMA.model_copy(update={"document": 9000}))
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "model", "recompute"),
+    [
+        ("Paxml (JAX)", "NeMo 24.11/24.09 container", "gpt3-5b", "selective"),
+        ("Paxml (JAX)", "NeMo 24.11/24.09 container", "gpt3-175b", "mlp"),
+        ("MaxText (JAX)", "NeMo 24.11/24.09 container", "llama2-70b", "mlp"),
+        ("MaxText (JAX)", "NeMo (recipe v25.02)", "llama3-70b", "full"),
+        ("MaxText (JAX)", None, "llama2-70b", "full"),
+    ],
+)
+def test_published_recipes_say_what_runs_again(
+    framework: str, version: str | None, model: str, recompute: str
+) -> None:
+    shape = {"layers": 16, "hidden": 4096, "ffn": 16384, "heads": 32, "kv_heads": 32, "tp": 1}
+    said = {"framework": framework, "framework_version": version, "model": model}
+    run = LLAMA.model_copy(update={**shape, **said})
+    mapped = map_run(run)
+    assert (mapped.stack.name, mapped.plan.recompute) == ("maxtext", recompute)
+    assert map_run(run.model_copy(update={"recompute": "none"})).plan.recompute == "none"

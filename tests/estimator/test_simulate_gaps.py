@@ -17,6 +17,7 @@ from estimator import Plan, Plans
 from estimator.compose import Composition, composition
 from estimator.layer import DP, PARTS
 from estimator.lower.memory import recomputed_layers
+from estimator.plan import CHOICES
 from estimator.schedule import ZB_H1, pipeline_seconds
 from estimator.simulate import Simulation, simulate
 from estimator.simulate.build import build
@@ -57,7 +58,7 @@ def draw(random: np.random.Generator) -> Plan:
             micro_batch=one(1, 2, 4),
             interleave=one(1, 2, 4) if pp > 1 and schedule == "1f1b" else 1,
             schedule=schedule,
-            recompute=one("none", "selective", "full"),
+            recompute=one(*CHOICES["recompute"]),
             sequence_parallel=tp > 1 and one(True, False),
             zero=one(0, 1, 2, 3),
             overlap_grad=one(None, True, False),
@@ -262,4 +263,6 @@ def test_operators_take_as_long_as_their_layers() -> None:
             for detail in ("stages", "ops")
         )
         share = operators / layers - 1
-        assert (-0.02 if plan.tp > 1 else -EXACT) <= share <= EXACT, (share, plan)
+        # An MLP's recompute starts with a gather, beside the last weight gradient before it.
+        hides = 0.03 if plan.recompute == "mlp" else 0.02
+        assert (-hides if plan.tp > 1 else -EXACT) <= share <= EXACT, (share, plan)
