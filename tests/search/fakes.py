@@ -9,10 +9,12 @@ import numpy as np
 from estimator import Estimates, Plans, Workload
 from estimator.catalog import load_cluster, load_model, load_stack
 from estimator.estimate import HIDDEN_PARTS, MEMORY_PARTS, PHASES, TIME_PARTS, StageCosts
+from estimator.plan import CHOICES
 from search.objective import Pricing
 from spaces import Constraints, Problem, TransformerSpace
 
 GIB = 2.0**30
+FULL = CHOICES["recompute"].index("full")
 
 
 def problem(gpus: int = 16, batch: int = 32, model: str = "llama-3.1-8b", **job: Any) -> Problem:
@@ -37,7 +39,7 @@ def peak_memory(model: Any, workload: Any, cluster: Any, plans: Plans, *, stack:
     """States divided by what shards them, activations by tp; recompute keeps a tenth."""
     states = 130 * GIB / (plans.tp * plans.pp)
     states = states / np.where(plans.zero > 0, np.sqrt(plans.dp), 1)
-    kept = np.where(plans.recompute == 2, 0.1, 1.0)
+    kept = np.where(plans.recompute == FULL, 0.1, 1.0)
     return 2 * GIB + states + 9 * GIB * kept * plans.micro_batch * plans.interleave / plans.tp
 
 
@@ -47,7 +49,7 @@ def estimate(
     """Some preference on every axis, so that the best plan is not at a corner by accident."""
     batches = workload.global_batch / (plans.dp * plans.micro_batch)
     zero = np.zeros(len(plans))
-    again = np.where(plans.recompute == 2, 1.3, 1.0)
+    again = np.where(plans.recompute == FULL, 1.3, 1.0)
     compute = 2.0 * again * (1 + 0.2 / plans.micro_batch)
     time = dict.fromkeys(TIME_PARTS, zero) | {
         "compute": compute,
