@@ -70,6 +70,12 @@ def plan_of_run(
     sequence_parallel = assume(
         "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
     )
+    zero = _zero(run, convention, dp * cp, pp, assume)
+    shard_size = run.shard_size if zero and run.shard_size != dp * cp else None
+    if shard_size is not None and dp * cp % shard_size:
+        raise UnmappedError(
+            f"contradiction: shard_size={shard_size} does not divide dp x cp = {dp * cp}"
+        )
     return Plan(
         dp=dp,
         tp=tp,
@@ -83,7 +89,8 @@ def plan_of_run(
         recompute=recompute,
         recompute_layers=recompute_layers,
         sequence_parallel=bool(sequence_parallel) and tp > 1,
-        zero=_zero(run, convention, dp * cp, pp, assume),
+        zero=zero,
+        shard_size=shard_size,
         overlap_tp=run.overlap_tp,
         overlap_grad=run.overlap_grad,
         overlap_p2p=run.overlap_p2p,

@@ -16,8 +16,10 @@ WORDS: tuple[tuple[str, Any, str], ...] = (
     ("cuda_graphs", False, r"cuda_graph=0\b"),
     ("optimizer", "adam-8bit", r"\b8-bit optimizer\b"),
     ("interleaved", True, r"\binterleaved\b"),
+    ("shard_size", None, r"\bfsdp shard group (\d+)\b"),
 )
-"""Column, value, and the words (lower case) that say so; the first match of a column counts."""
+"""Column, value (``None`` where the words hold it) and the words, lower case, that say so; the
+first match of a column counts."""
 
 
 def from_notes(row: dict[str, Any]) -> dict[str, Any]:
@@ -25,6 +27,7 @@ def from_notes(row: dict[str, Any]) -> dict[str, Any]:
     text = str(row.get("notes") or "").lower()
     filled = dict(row)
     for column, value, pattern in WORDS:
-        if filled.get(column) is None and re.search(pattern, text):
-            filled[column] = value
+        found = re.search(pattern, text)
+        if filled.get(column) is None and found:
+            filled[column] = found[1] if value is None else value
     return filled

@@ -127,6 +127,8 @@ class Run(BaseModel):
     micro_batch: Count = None
     zero_stage: Annotated[Annotated[int, Field(ge=0, le=3)] | None, BeforeValidator(_whole)] = None
     dist_optimizer: Flag = None
+    shard_size: Count = None
+    """Ranks that ZeRO or FSDP shards over, where fewer than dp x cp."""
     recompute: str | None = None
     offload: str | None = None
 

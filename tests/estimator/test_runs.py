@@ -281,3 +281,16 @@ def test_published_recipes_say_what_runs_again(
     mapped = map_run(run)
     assert (mapped.stack.name, mapped.plan.recompute) == ("maxtext", recompute)
     assert map_run(run.model_copy(update={"recompute": "none"})).plan.recompute == "none"
+
+
+def test_words_of_notes_say_what_fsdp_shards_over() -> None:
+    said = Run(notes="FSDP shard group 128, DP replicas 4", framework="MaxText (JAX)")
+    assert said.shard_size == 128
+    assert Run(notes="FSDP shard group 128", shard_size=64).shard_size == 64
+    shape = {"layers": 16, "hidden": 4096, "ffn": 16384, "heads": 32, "kv_heads": 32, "tp": 1}
+    run = LLAMA.model_copy(update={**shape, "framework": "MaxText (JAX)", "shard_size": 8})
+    assert map_run(run).plan.shard_size == 8
+    whole = run.model_copy(update={"shard_size": 16})
+    assert map_run(whole).plan.shard_size is None, "all ranks there are"
+    with pytest.raises(UnmappedError, match="shard_size=5 does not divide dp x cp = 16"):
+        map_run(run.model_copy(update={"shard_size": 5}))
