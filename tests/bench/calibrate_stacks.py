@@ -81,7 +81,8 @@ def wider(found: Calibrated) -> Calibrated:
     """The same with an interval over errors before the fit as well."""
     seen = [one for one in found.runs if one.crossed is not None]
     errors = [error / one.factor for one in seen for error in (one.before, one.crossed)]
-    width = rounded(conformal([each for each in errors if each is not None], 0.0))
+    known = [each for each in errors if each is not None]
+    width = rounded(conformal(known, found.stack.uncertainty))
     return replace(found, stack=replace(found.stack, uncertainty=width))
 
 
