@@ -16,6 +16,7 @@ from search.scalars import scalars_of, with_value
 
 ENOUGH = 9
 """Residuals that an 80 % quantile needs before it says more than the largest of them."""
+DRAWS = 2000
 COVERED = 0.8
 MOST_RESIDUALS = 50
 DIGITS = 4
@@ -44,19 +45,35 @@ def kept_residuals(crossed: FloatArray | None) -> tuple[float, ...]:
     return tuple(rounded(float(each)) for each in kept)
 
 
-def conformal(residuals: Sequence[float], least: float) -> float:
+def conformal(residuals: Sequence[float], models: Sequence[str], least: float) -> float:
     """Half width (relative) that covers 80 % of runs like those that were left out.
 
     The quantile of the residuals' sizes is the one of split-conformal prediction, rank
-    ``ceil(0.8 (n + 1))`` (Lei et al. 2018, arXiv 1604.04173). With fewer than ``ENOUGH`` it is the
-    largest, and not under ``least``.
+    ``ceil(0.8 (n + 1))`` (Lei et al. 2018, arXiv 1604.04173). Runs of one model err alike, and the
+    next model is a draw among models: where it is larger, the mean quantile of one run drawn of
+    each model counts (subsampling once, of Dunn, Wasserman and Ramdas 2022, arXiv 1809.07441). With
+    fewer residuals than ``ENOUGH`` it is the largest, and not under ``least``.
     """
-    sizes = sorted(abs(each) for each in residuals)
+    sizes = [abs(each) for each in residuals]
     if len(sizes) < ENOUGH:
-        width = max([least, *map(math.expm1, sizes[-1:])])
-    else:
-        width = math.expm1(sizes[math.ceil(COVERED * (len(sizes) + 1)) - 1])
-    return min(width, WIDEST)
+        return min(max([least, *(math.expm1(each) for each in sizes)]), WIDEST)
+    own: dict[str, list[float]] = {}
+    for size, model in zip(sizes, models, strict=True):
+        own.setdefault(model, []).append(size)
+    width = float(_covering(np.array([sizes]))[0])
+    if len(own) > 1:
+        chance = np.random.default_rng(0)
+        drawn = np.stack([chance.choice(each, DRAWS) for each in own.values()], axis=1)
+        width = max(width, float(_covering(drawn).mean()))
+    return min(math.expm1(width), WIDEST)
+
+
+def _covering(sizes: FloatArray) -> FloatArray:
+    """The conformal quantile of each row of sizes (N, n), or the largest of too few; shape (N,)."""
+    count = sizes.shape[1]
+    rank = min(math.ceil(COVERED * (count + 1)), count)
+    found: FloatArray = np.sort(sizes, axis=1)[:, rank - 1]
+    return found
 
 
 def stack_with(
@@ -65,11 +82,13 @@ def stack_with(
     values: Mapping[str, float],
     calibration: Calibration,
     standard: Sequence[float],
+    models: Sequence[str],
     today: datetime.date | None,
 ) -> Stack:
     """The fitted stack: each number that moved says so, the others keep their sources.
 
-    ``standard`` are errors of runs left out, each over the factor of its class: the interval's.
+    ``standard`` are errors of runs left out, each over the factor of its class: the interval's;
+    ``models`` names what each ran.
     """
     cost, named = calibration.cost, calibration.sources
     words = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
@@ -90,8 +109,9 @@ def stack_with(
     count = len(calibration.residuals)
     how = "each predicted by a fit to others" if values else f"predicted by {base.name} as it is"
     sources["uncertainty"] = (
-        f"{fitted}: 80 % of errors of {calibration.configurations} configurations, {how}, "
-        "each over the factor of its class (estimator/intervals.py)"
+        f"{fitted}: 80 % of errors of {calibration.configurations} configurations of "
+        f"{len(set(models))} models, {how}, each over the factor of its class "
+        "(estimator/intervals.py)"
         if count >= ENOUGH
         else f"{fitted}: with {count} errors of runs left out, the largest of them or what was "
         "assumed before"
@@ -99,7 +119,7 @@ def stack_with(
     return replace(
         stack,
         name=name,
-        uncertainty=rounded(conformal(standard, base.uncertainty)),
+        uncertainty=rounded(conformal(standard, models, base.uncertainty)),
         sources=sources,
         calibration=calibration,
     )

@@ -275,10 +275,11 @@ def _fitted(
     factor = _factors(repricing)
     crossed = residuals.crossed
     standard = [] if crossed is None else (crossed / factor).tolist()
+    models = [_mapped(one).model.name for one in found] if standard else []
     times = _parts(repricing, with_values(base, values, key))
     errors: dict[str, Any] = residuals.errors(np.arange(len(found)))
     return Calibrated(
-        stack=stack_with(base, name, values, calibration, standard, today),
+        stack=stack_with(base, name, values, calibration, standard, models, today),
         base=base,
         cost=key,
         rows=calibration.rows,

@@ -80,9 +80,14 @@ def helps_elsewhere(found: Calibrated, name: str, base: Stack, runs: list[Run]) 
 def wider(found: Calibrated) -> Calibrated:
     """The same with an interval over errors before the fit as well."""
     seen = [one for one in found.runs if one.crossed is not None]
-    errors = [error / one.factor for one in seen for error in (one.before, one.crossed)]
-    known = [each for each in errors if each is not None]
-    width = rounded(conformal(known, found.stack.uncertainty))
+    errors = [
+        (error / one.factor, one.configuration.rows[0].mapped.model.name)
+        for one in seen
+        for error in (one.before, one.crossed)
+        if error is not None
+    ]
+    sizes, models = zip(*errors, strict=True)
+    width = rounded(conformal(sizes, models, found.stack.uncertainty))
     return replace(found, stack=replace(found.stack, uncertainty=width))
 
 

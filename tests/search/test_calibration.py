@@ -312,11 +312,24 @@ def test_each_run_is_left_out_once(count: int, seed: int) -> None:
 def test_conformal_width_by_hand() -> None:
     """Of nine the eighth; of fewer the largest, or what was assumed."""
     nine = [0.01 * i * (-1) ** i for i in range(1, 10)]
-    assert conformal(nine, 0.5) == pytest.approx(math.expm1(0.08))
-    assert conformal(nine[:8], 0.05) == pytest.approx(math.expm1(0.08))
-    assert conformal(nine[:8], 0.15) == 0.15
-    assert conformal([], 0.15) == 0.15
-    assert conformal([3.0] * 20, 0.15) == 0.9
+    one = ["llama"] * 20
+    assert conformal(nine, one[:9], 0.5) == pytest.approx(math.expm1(0.08))
+    assert conformal(nine[:8], one[:8], 0.05) == pytest.approx(math.expm1(0.08))
+    assert conformal(nine[:8], one[:8], 0.15) == 0.15
+    assert conformal([], [], 0.15) == 0.15
+    assert conformal([3.0] * 20, one, 0.15) == 0.9
+
+
+def test_the_next_model_is_a_draw_among_models() -> None:
+    """40 runs of a model 2 % off, four of one that is 10 % off: of two draws the larger holds."""
+    sizes = [0.02] * 40 + [0.10, -0.09, 0.11, -0.10]
+    models = ["llama"] * 40 + ["gpt"] * 4
+    assert conformal(sizes, models, 0.0) == pytest.approx(math.expm1(0.10), rel=0.01)
+    assert conformal(sizes, ["llama"] * 44, 0.0) == pytest.approx(math.expm1(0.02))
+    # Of nine models the eighth: one that is far off does not decide.
+    many = [f"model {n}" for n in range(9) for _ in range(4)]
+    spread = [0.01 * (n + 1) if n < 8 else 0.5 for n in range(9) for _ in range(4)]
+    assert conformal(spread, many, 0.0) == pytest.approx(math.expm1(0.08))
 
 
 def test_a_value_outside_its_bounds_starts_from_a_usual_one() -> None:
