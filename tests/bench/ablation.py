@@ -56,6 +56,7 @@ STACKS: dict[str, Change] = {
     "overlap of tensor parallelism": without(overlap_tp=False, async_tp_backward=False),
     "overlap of gradients": without(overlap_grad=False, overlap_param=False),
     "interference of zero=3": without(interference_zero3=0.0),
+    "recompute of no more than is needed": without(recompute_style="modules"),
     "tokens sent once per domain": without(deduplicated_dispatch=False),
 }
 
