@@ -153,13 +153,17 @@ def layer_seconds(
             gather=sums(place, "dp", phases),
         )
 
+    micro_batches = workload.global_batch // (keys.dp * keys.micro_batch)
+    paired = keys.overlap_ep * train * np.maximum(1 - keys.pp / micro_batches, 0.0)
     crossing = sums("boundary", "pp", FORWARD)
     exposed = np.zeros((len(crossing), PARTS))
     hidden = np.zeros_like(exposed)
     exposed[:, PP] = np.where(keys.overlap_p2p == 1, 0.0, crossing)
     hidden[:, PP] = crossing - exposed[:, PP]
     return LayerSeconds(
-        layers=tuple(_one_layer(ops, seconds, sums, n, train, stack, keys) for n in range(kinds)),
+        layers=tuple(
+            _one_layer(ops, seconds, sums, n, train, stack, keys, paired) for n in range(kinds)
+        ),
         embedding_forward=edge("embedding", FORWARD),
         embedding_backward=_scaled(edge("embedding", BACKWARD), train),
         head_forward=edge("head", FORWARD),
@@ -176,6 +180,7 @@ def _one_layer(
     train: bool,
     stack: Stack,
     keys: Keys,
+    paired: FloatArray,
 ) -> OneLayer:
     """Forward of a layer, and its backward under each kind of recompute."""
 
@@ -196,6 +201,8 @@ def _one_layer(
         ep=total("ep", FORWARD),
         attention=total("compute", FORWARD, "selective"),
         gather=total("dp", FORWARD),
+        ep_window=total("compute", BACKWARD),
+        paired=paired,
     )
     core_again = frozenset[str]().union(
         *(slot.recomputed_by for slot in ops.slots if "selective" in slot.recomputed_by)
@@ -217,6 +224,8 @@ def _one_layer(
                 ep=total("ep", BACKWARD) + total("ep", FORWARD, kind),
                 attention=core + attention_again,
                 gather=total("dp", BACKWARD),
+                ep_window=total("compute", FORWARD),
+                paired=paired,
             )
         )
         again.append(repeated)
@@ -291,28 +300,34 @@ def _pass(
     attention: FloatArray | float = 0.0,
     tp_loose: FloatArray | float = 0.0,
     tp_window: FloatArray | float = 0.0,
+    ep_window: FloatArray | float = 0.0,
+    paired: FloatArray | float = 0.0,
 ) -> Pass:
     """One pass: launches under a floor, collectives partly hidden, weights gathered beside.
 
-    Tensor-parallel collectives beside GEMMs also fill the time in which launches hold kernels up.
+    The share ``paired`` of micro-batches meets the opposite pass of another, whose compute is the
+    window of their experts' exchange. Tensor-parallel collectives beside GEMMs also fill the time
+    in which launches hold kernels up.
     """
     nothing = np.zeros_like(compute)
     cp_all, ep_all = cp + nothing, ep + nothing
     kept_tp = 1 - stack.hidden_tp * overlap_tp
+    # What runs beside compute takes multiprocessors from it.
+    ep_kept = ep_all - paired * np.minimum((1 - stack.exposed_ep) * ep_all, ep_window)
     cp_exposed = np.maximum(stack.exposed_cp * cp_all, cp_all - stack.hiding_cp * attention)
     # Collectives wait in line with the kernels, so launches run ahead during them as well.
-    queue = compute + ep_all + cp_exposed + kept_tp * (tp - np.minimum(tp_loose, tp_window))
+    queue = compute + ep_kept + cp_exposed + kept_tp * (tp - np.minimum(tp_loose, tp_window))
     host = (queue**FLOOR_NORM + floor**FLOOR_NORM) ** (1 / FLOOR_NORM) - queue
     tp_exposed = kept_tp * (tp - np.minimum(tp_loose, tp_window + host))
-    busy = compute + host + tp_exposed + cp_exposed + ep_all
+    busy = compute + host + tp_exposed + cp_exposed + ep_kept
     longer, shorter = np.maximum(busy, gather), np.minimum(busy, gather)
     dp_exposed = np.maximum(longer + stack.interference_zero3 * shorter - busy, 0.0)
-    exposed = (compute, tp_exposed, cp_exposed, ep_all, nothing, dp_exposed, host)
+    exposed = (compute, tp_exposed, cp_exposed, ep_kept, nothing, dp_exposed, host)
     hidden = (
         nothing,
         tp - tp_exposed,
         cp_all - cp_exposed,
-        nothing,
+        ep_all - ep_kept,
         nothing,
         np.maximum(gather - dp_exposed, 0),
         nothing,

@@ -34,11 +34,19 @@ OPTIONAL = {
     "overlap_grad",
     "overlap_param",
     "overlap_tp",
+    "overlap_ep",
     "overlap_p2p",
 }
 """Fields that may be ``None`` (decided by the others or by the stack); a column holds -1."""
 
-FLAGS = {"sequence_parallel", "overlap_grad", "overlap_param", "overlap_tp", "overlap_p2p"}
+FLAGS = {
+    "sequence_parallel",
+    "overlap_grad",
+    "overlap_param",
+    "overlap_tp",
+    "overlap_ep",
+    "overlap_p2p",
+}
 ALIASES = {"mbs": "micro_batch", "vpp": "interleave", "sp": "sequence_parallel"}
 UNSET = -1
 
@@ -80,6 +88,7 @@ class Plan:
     overlap_grad: bool | None = None
     overlap_param: bool | None = None
     overlap_tp: bool | None = None
+    overlap_ep: bool | None = None
     overlap_p2p: bool | None = None
     """Communication that runs beside compute; ``None`` is the stack's habit."""
     offload: Offload = "none"
@@ -198,6 +207,7 @@ class Plans:
     overlap_grad: IntArray
     overlap_param: IntArray
     overlap_tp: IntArray
+    overlap_ep: IntArray
     overlap_p2p: IntArray
     offload: IntArray
     order: IntArray

@@ -92,6 +92,7 @@ def plan_of_run(
         zero=zero,
         shard_size=shard_size,
         overlap_tp=run.overlap_tp,
+        overlap_ep=run.overlap_ep,
         overlap_grad=run.overlap_grad,
         overlap_p2p=run.overlap_p2p,
     )

@@ -8,6 +8,8 @@ from typing import Any
 WORDS: tuple[tuple[str, Any, str], ...] = (
     ("overlap_tp", True, r"tp_comm_overlap=(true|1)\b|\basynctp\b"),
     ("overlap_tp", False, r"tp_comm_overlap=(false|0)\b|\bno tp overlap\b|\bno comm overlap\b"),
+    ("overlap_ep", True, r"(moe_a2a_overlap|overlap_moe_expert_parallel_comm)=(true|1)\b"),
+    ("overlap_ep", False, r"(moe_a2a_overlap|overlap_moe_expert_parallel_comm)=(false|0)\b"),
     ("overlap_grad", False, r"\bno overlap-grad-reduce\b|\bno comm overlap\b"),
     ("overlap_p2p", False, r"\bno p2p overlap\b|\bno comm overlap\b"),
     ("compiled", False, r"\beager\b|\bno compile\b"),

@@ -134,6 +134,7 @@ class Run(BaseModel):
 
     # The recipe; blank ones are looked for in ``notes``.
     overlap_tp: Flag = None
+    overlap_ep: Flag = None
     overlap_grad: Flag = None
     overlap_p2p: Flag = None
     compiled: Flag = None

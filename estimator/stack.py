@@ -121,6 +121,7 @@ class Stack:
     overlap_grad: bool
     overlap_param: bool
     overlap_tp: bool
+    overlap_ep: bool
     overlap_p2p: bool
     async_tp_backward: bool
     """Input gradients of a column-parallel GEMM are reduced beside its weight gradient."""
@@ -138,6 +139,9 @@ class Stack:
     """Share of the attention time that context-parallel exchange can hide behind."""
     exposed_cp: float
     """Share of context-parallel exchange that stays exposed however long attention is."""
+    exposed_ep: float
+    """Share of an exchange of experts beside compute that it costs all the same: its kernels' share
+    of the multiprocessors."""
     hiding_dp: float
     """Share of the last backward that gradient reduction can hide behind."""
     exposed_dp: float

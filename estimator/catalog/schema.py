@@ -341,6 +341,7 @@ class StackEntry(Entry):
     overlap_grad: bool
     overlap_param: bool
     overlap_tp: bool
+    overlap_ep: bool
     overlap_p2p: bool
     async_tp_backward: bool
     casts_before_gather: bool
@@ -350,6 +351,7 @@ class StackEntry(Entry):
     deduplicated_dispatch: bool
     hiding_cp: Share
     exposed_cp: Share
+    exposed_ep: Share
     hiding_dp: Share
     exposed_dp: Share
     interference_zero3: Share

@@ -11,7 +11,7 @@ import numpy as np
 
 from estimator.lower.slots import FloatArray, IntArray, ranks_inside, unique_rows
 from estimator.plan import CHOICES, UNSET, Plans
-from estimator.schedule import ZB_H1
+from estimator.schedule import ONE_F_ONE_B, ZB_H1
 from estimator.stack import Stack
 
 DP_BEFORE_PP = CHOICES["order"].index("tp-cp-ep-dp-pp")
@@ -34,6 +34,7 @@ class Keys:
     """Ranks that a layer's weights are gathered from (1 unless zero=3)."""
     order: IntArray
     overlap_tp: IntArray
+    overlap_ep: IntArray
     overlap_p2p: IntArray
     """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
     puts_off: IntArray
@@ -70,6 +71,12 @@ def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
         "shard": shard,
         "order": plans.order,
         "overlap_tp": overlaps(plans.overlap_tp, stack.overlap_tp),
+        # Experts of a forward are exchanged beside the backward of another micro-batch: without a
+        # pipeline, or from chunk to chunk of an interleaved one.
+        "overlap_ep": overlaps(plans.overlap_ep, stack.overlap_ep)
+        * (plans.ep > 1)
+        * (plans.schedule == ONE_F_ONE_B)
+        * ((plans.pp == 1) | (plans.interleave > 1)),
         # One chunk's activations travel while another chunk runs; 1F1B has no other chunk.
         "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p) * (plans.interleave > 1),
         "puts_off": ((plans.schedule >= ZB_H1) & (plans.pp > 1) & (plans.tp > 1)).astype(np.int64),

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from estimator.compose import FULL, Composition
-from estimator.layer import DP, PP, Pass
+from estimator.layer import DP, EP, PP, Pass
 from estimator.lower.kinds import layer_kinds
 from estimator.lower.lowering import BACKWARD as BACKWARD_PHASES
 from estimator.lower.memory import recomputed_layers
@@ -232,6 +232,7 @@ class _Maker:
             launch = writer.add(floor * weight * scale, "host", name, [], resource=HOST)
         if gathered != NONE:
             writer.chain = [*writer.chain, gathered]
+        writer.kept_ep = self._kept_ep(block, forward)
         if forward:
             self._forward(writer, slots, weight)
         else:
@@ -253,6 +254,16 @@ class _Maker:
         writer.template.gathered.append(end)
         if not forward and not self.puts_off:
             self._scatter(writer, slots, weight)
+
+    def _kept_ep(self, block: Block, forward: bool) -> float:
+        """Share of a layer's exchange of experts that its own pass waits for."""
+        if block.place != "layer":
+            return 1.0
+        layer, key = self.composed.layers.layers[block.kind], int(self.composed.key_P[0])
+        one = layer.forward if forward else layer.backward
+        row = (key, EP) if forward else (CHOICES["recompute"].index(block.again), key, EP)
+        exposed, hidden = float(one.exposed[row]), float(one.hidden[row])
+        return exposed / (exposed + hidden) if hidden else 1.0
 
     def _slots(self, block: Block) -> list[Priced]:
         return [
@@ -293,6 +304,11 @@ class _Maker:
     def _one(self, writer: Writer, one: Priced, seconds: float) -> None:
         """A task of the chain; of an overlapped collective only what GEMMs do not hide."""
         stream = one.slot.stream
+        if stream == "ep" and writer.kept_ep < 1:
+            number = writer.add(seconds * writer.kept_ep, "ep", one.name, writer.chain)
+            writer.add(seconds * (1 - writer.kept_ep), "ep", one.name, [number])
+            writer.chain = [number]
+            return
         if stream == "tp" and self.hidden_tp:
             writer.chain = [self._beside(writer, one, seconds, writer.chain)]
             return

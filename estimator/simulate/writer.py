@@ -29,6 +29,8 @@ class Writer:
     template: Template = field(default_factory=Template)
     chain: list[int] = field(default_factory=list)
     layer_starts: list[int] = field(default_factory=list)
+    kept_ep: float = 1.0
+    """Share of exchanges of experts that the chain waits for."""
 
     def add(
         self,

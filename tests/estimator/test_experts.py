@@ -19,6 +19,7 @@ from estimator.lower.stages import stage_classes
 from estimator.lower.step import step_keys
 from estimator.lower.transformer import lower_layers, model_flops
 from estimator.model import Experts, LatentAttention
+from estimator.simulate import simulate
 
 STACK = load_stack("megatron")
 CLUSTER = load_cluster("h100-sxm:64")
@@ -273,3 +274,80 @@ def test_swapping_heads_for_sequence_is_an_exchange_too() -> None:
     ring = estimate(MIXTURE, WORKLOAD, CLUSTER, plan, stack=STACK)
     swapped = estimate(MIXTURE, WORKLOAD, CLUSTER, plan, stack=swap)
     assert swapped.time["cp"] + swapped.hidden["cp"] < ring.time["cp"] + ring.hidden["cp"]
+
+
+EXCHANGED = Plan(dp=64, ep=8, etp=1, zero=1, overlap_ep=True)
+
+
+def exchange(
+    plan: Plan, stack: Stack = STACK, workload: Workload = WORKLOAD
+) -> tuple[float, float]:
+    """Exposed and hidden seconds of the exchange of experts, not scaled by the stack."""
+    found = estimate(MIXTURE, workload, CLUSTER, plan, stack=stack)
+    return found.time["ep"] / stack.in_situ["analytic"], found.hidden["ep"] / stack.in_situ[
+        "analytic"
+    ]
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+def test_an_exchange_beside_compute_costs_its_multiprocessors(pp: int) -> None:
+    """All but pp of m micro-batches meet another's pass, and 20 of 132 multiprocessors are lost."""
+    plan = replace(EXCHANGED, dp=64 // pp, pp=pp, interleave=1 if pp == 1 else 2)
+    whole, nothing = exchange(replace(plan, overlap_ep=False))
+    exposed, hidden = exchange(plan)
+    assert nothing == 0
+    m = WORKLOAD.global_batch // plan.dp
+    assert exposed == pytest.approx(whole * (pp / m + (1 - pp / m) * 0.15), rel=1e-9)
+    assert exposed + hidden == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ep": 1, "etp": None},
+        {"dp": 16, "pp": 4},
+        {"dp": 16, "pp": 4, "schedule": "gpipe"},
+        {"overlap_ep": None},
+    ],
+)
+def test_an_exchange_hides_only_behind_another_micro_batch(change: dict[str, object]) -> None:
+    assert exchange(replace(EXCHANGED, **change))[1] == 0  # type: ignore[arg-type]
+
+
+def test_one_micro_batch_hides_nothing() -> None:
+    assert exchange(EXCHANGED, workload=replace(WORKLOAD, global_batch=64))[1] == 0
+
+
+def test_no_more_hides_than_there_is_compute() -> None:
+    """Over slow links an exchange is longer than the compute that it runs beside."""
+    slow = replace(CLUSTER.scale_up, bandwidth=CLUSTER.scale_up.bandwidth / 100)
+    assert CLUSTER.scale_out is not None
+    cluster = replace(CLUSTER, scale_up=slow, collectives=())
+    found = estimate(MIXTURE, WORKLOAD, cluster, EXCHANGED, stack=STACK)
+    assert 0 < found.hidden["ep"] <= 0.75 * found.time["compute"] * (1 + 1e-9)
+    assert found.time["ep"] > found.hidden["ep"]
+
+
+@pytest.mark.parametrize("recompute", ["none", "mlp", "full"])
+@pytest.mark.parametrize("pp", [1, 4])
+def test_simulated_exchanges_hide_as_much(pp: int, recompute: str) -> None:
+    plan = replace(
+        EXCHANGED,
+        dp=64 // pp,
+        pp=pp,
+        interleave=1 if pp == 1 else 2,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    apart = replace(plan, overlap_ep=False)
+    stages, ops, ops_apart = (
+        simulate(MIXTURE, WORKLOAD, CLUSTER, each, stack=STACK, detail=detail)
+        for each, detail in ((plan, "stages"), (plan, "ops"), (apart, "ops"))
+    )
+    closed = stages.closed_form
+    assert stages.estimate.time["ep"] == pytest.approx(closed.time["ep"], rel=1e-9)
+    assert stages.estimate.hidden["ep"] == closed.hidden["ep"] > 0
+    # Operators also run an exchange beside the weights' gradients that nothing waits for.
+    shorter = closed.time["ep"] / (closed.time["ep"] + closed.hidden["ep"])
+    longer = ops_apart.estimate.time["ep"]
+    assert ops.estimate.time["ep"] == pytest.approx(shorter * longer, rel=1e-6)
+    assert ops.makespan < ops_apart.makespan

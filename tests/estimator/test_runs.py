@@ -294,3 +294,17 @@ def test_words_of_notes_say_what_fsdp_shards_over() -> None:
     assert map_run(whole).plan.shard_size is None, "all ranks there are"
     with pytest.raises(UnmappedError, match="shard_size=5 does not divide dp x cp = 16"):
         map_run(run.model_copy(update={"shard_size": 5}))
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlap"),
+    [
+        ("MoE force-balanced; moe_a2a_overlap=True", True),
+        ("overlap_moe_expert_parallel_comm=0", False),
+        ("MoE force-balanced", None),
+    ],
+)
+def test_words_of_notes_say_whether_exchanges_of_experts_hide(
+    notes: str, overlap: bool | None
+) -> None:
+    assert Run(notes=notes).overlap_ep is overlap
