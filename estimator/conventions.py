@@ -78,6 +78,8 @@ class Convention:
     """Release (year, month) from which its recipes of mixtures of experts on Blackwell do so."""
     adapters_recompute: bool = False
     """Its recipes for adapters checkpoint every layer of models that one GPU cannot hold."""
+    adapters_overlap_tp: bool | None = None
+    """Whether its recipes for adapters run tensor parallelism beside GEMMs; ``None``: as its stack."""
     lora_targets: LoraTargets = "attention"
     tuning_document: int | None = None
     """Mean tokens of the documents that its fine-tuning recipes pack into a sequence."""
@@ -165,6 +167,8 @@ CONVENTIONS: tuple[Convention, ...] = (
         early_stack="nemo-2024",
         early_until=(24, 9),
         experts_in_graphs_since=(26, 6),
+        # llama3_70b.finetune_performance_optimizations: tp_comm_overlap for full fine-tuning alone.
+        adapters_overlap_tp=False,
         # Its recipes for speed (performance_mode) pack SQuAD into 4096 tokens: paragraph, question
         # and answer come to some 200.
         tuning_document=200,

@@ -70,6 +70,11 @@ def plan_of_run(
     sequence_parallel = assume(
         "sp", run.sp, convention.sequence_parallel and tp > 1, "usual for its stack"
     )
+    overlap_tp = run.overlap_tp
+    if overlap_tp is None and tp > 1 and workload.lora_rank is not None:
+        usual = convention.adapters_overlap_tp
+        if usual is not None:
+            overlap_tp = assume("overlap_tp", None, usual, "usual for its adapters")
     zero = _zero(run, convention, dp * cp, pp, assume)
     shard_size = run.shard_size if zero and run.shard_size != dp * cp else None
     if shard_size is not None and dp * cp % shard_size:
@@ -91,7 +96,7 @@ def plan_of_run(
         sequence_parallel=bool(sequence_parallel) and tp > 1,
         zero=zero,
         shard_size=shard_size,
-        overlap_tp=run.overlap_tp,
+        overlap_tp=overlap_tp,
         overlap_ep=run.overlap_ep,
         overlap_grad=run.overlap_grad,
         overlap_p2p=run.overlap_p2p,

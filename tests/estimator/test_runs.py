@@ -308,3 +308,14 @@ def test_words_of_notes_say_whether_exchanges_of_experts_hide(
     notes: str, overlap: bool | None
 ) -> None:
     assert Run(notes=notes).overlap_ep is overlap
+
+
+def test_adapters_overlap_less() -> None:
+    """NeMo's recipes for LoRA do not run tensor parallelism beside GEMMs."""
+    tuned = LLAMA.model_copy(update={"workload": "lora", "tp": 2})
+    mapped = map_run(tuned)
+    assert mapped.plan.overlap_tp is False
+    assert mapped.assumed["overlap_tp"] == "False (usual for its adapters)"
+    assert map_run(tuned.model_copy(update={"overlap_tp": True})).plan.overlap_tp is True
+    assert map_run(tuned.model_copy(update={"workload": "sft"})).plan.overlap_tp is None
+    assert map_run(tuned.model_copy(update={"tp": 1})).plan.overlap_tp is None
