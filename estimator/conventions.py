@@ -79,7 +79,7 @@ class Convention:
     adapters_recompute: bool = False
     """Its recipes for adapters checkpoint every layer of models that one GPU cannot hold."""
     adapters_overlap_tp: bool | None = None
-    """Whether its recipes for adapters run tensor parallelism beside GEMMs, else its stack's habit."""
+    """Whether adapters run tensor parallelism beside GEMMs; ``None`` is the stack's habit."""
     lora_targets: LoraTargets = "attention"
     tuning_document: int | None = None
     """Mean tokens of the documents that its fine-tuning recipes pack into a sequence."""
