@@ -51,7 +51,7 @@ def conformal(residuals: Sequence[float], models: Sequence[str], least: float) -
     The quantile of the residuals' sizes is the one of split-conformal prediction, rank
     ``ceil(0.8 (n + 1))`` (Lei et al. 2018, arXiv 1604.04173). Runs of one model err alike, and the
     next model is a draw among models: where it is larger, the mean quantile of one run drawn of
-    each model counts (subsampling once, of Dunn, Wasserman and Ramdas 2022, arXiv 1809.07441). With
+    each model counts (after Dunn, Wasserman and Ramdas 2022, arXiv 1809.07441, subsampling). With
     fewer residuals than ``ENOUGH`` it is the largest, and not under ``least``.
     """
     sizes = [abs(each) for each in residuals]
