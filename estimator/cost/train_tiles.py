@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 REFERENCE = (512,) * 8
-"""Hidden layers of the paper; ``HIDDEN`` are those shipped."""
+"""Hidden layers of the paper, which need a tenth of ``RATE``; ``HIDDEN`` are those shipped."""
 HIDDEN = (32, 32)
 MEMBERS = 3
 """Networks of a family, whose outputs are averaged: training from one start is a draw of many."""
@@ -79,6 +79,7 @@ def fit_tiles(
     seed: int = 0,
     hidden: Sequence[int] = HIDDEN,
     steps: int = STEPS,
+    rate: float = RATE,
     rows: int = ROWS,
 ) -> TileModel:
     """Fit all families that fp32 samples have; devices in ``hold_out`` are not looked at.
@@ -97,7 +98,7 @@ def fit_tiles(
     load_torch()
     devices = np.unique(kept.device).tolist()
     groups = _groups(kept, seed, rows)
-    law, networks = _train(groups, _joules(kept), seed, tuple(hidden), steps)
+    law, networks = _train(groups, _joules(kept), seed, tuple(hidden), steps, rate)
     launches: dict[str, dict[str, Launch]] = {name: {} for name in devices}
     for group in groups:
         launches[group.device][group.family] = group.launch
@@ -202,6 +203,7 @@ def _train(
     seed: int,
     hidden: tuple[int, ...],
     steps: int,
+    rate: float,
 ) -> tuple[Law, dict[str, Family]]:
     """Families that share a constant are trained together, the others by themselves."""
     networks: dict[str, Family] = {}
@@ -214,7 +216,7 @@ def _train(
     ):
         mine = [group for group in groups if group.family in families]
         if mine:
-            law, fitted = _fit(mine, seed, hidden, steps, law, free)
+            law, fitted = _fit(mine, seed, hidden, steps, rate, law, free)
             networks |= fitted
     return law, networks
 
@@ -224,6 +226,7 @@ def _fit(
     seed: int,
     hidden: tuple[int, ...],
     steps: int,
+    rate: float,
     law: Law,
     free: str,
 ) -> tuple[Law, dict[str, Family]]:
@@ -244,7 +247,7 @@ def _fit(
     optimiser = torch.optim.AdamW(
         [{"params": weights, "weight_decay": 1e-3}, {"params": [shifts], "weight_decay": 0.0}]
         + ([{"params": [constant], "weight_decay": 0.0}] if free else []),
-        lr=RATE,
+        lr=rate,
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
