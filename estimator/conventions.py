@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from estimator.cluster import Cluster
 from estimator.plan import Recompute
-from estimator.runs import Run
 from estimator.workload import Attention, LoraTargets
 
 DEVICES: tuple[tuple[str, str], ...] = (
@@ -83,6 +82,8 @@ class Convention:
     lora_targets: LoraTargets = "attention"
     tuning_document: int | None = None
     """Mean tokens of the documents that its fine-tuning recipes pack into a sequence."""
+    least_recompute: bool = False
+    """Its recipes recompute no more than memory asks for."""
     selective_is_every_second_layer: bool = False
     """Its selective recompute runs every second layer again, not the attention core."""
 
@@ -196,15 +197,15 @@ CONVENTIONS: tuple[Convention, ...] = (
         zero=1,
         sequence_parallel=False,
     ),
-    # MaxText and Paxml as their performance recipes run them: models of which a GPU cannot keep the
-    # activations run (nearly) every layer again.
+    # MaxText and Paxml as NVIDIA/dgxc-benchmarking runs them: their policies save what fits, from
+    # all products (GPT 5B) to those of queries, keys and values alone (Llama 70B).
     Convention(
         name="maxtext",
         pattern=r"maxtext|paxml",
         stack="maxtext",
         zero=3,
         sequence_parallel=True,
-        recompute="full",
+        least_recompute=True,
     ),
     # llm-foundry: FSDP without compilation.
     Convention(
@@ -228,31 +229,6 @@ CONVENTIONS: tuple[Convention, ...] = (
         selective_is_every_second_layer=True,
     ),
 )
-
-
-RECIPES: tuple[tuple[str, str, Recompute], ...] = (
-    # paxml/paxml_mod_configs.py: SAVE_DOT_ONLY, SAVE_QKV_OUT_PROJ.
-    (r"paxml", r"gpt3-5b", "selective"),
-    (r"paxml", r"gpt3-175b", "mlp"),
-    # maxtext/configure.sh: save_dot_except_mlp and save_dot_except_mlpwi; save_qkv_proj from 25.02.
-    (r"maxtext.*24\.11", r"llama2-70b", "mlp"),
-)
-"""Framework and release, model, and what the recipe recomputes: NVIDIA/dgxc-benchmarking, tags
-v24.11.1 and v25.02 (lower case)."""
-
-
-def recompute_of_recipe(run: Run) -> Recompute | None:
-    """What a published recipe recomputes, of a run that does not say."""
-    software = f"{run.framework or ''} {run.framework_version or ''}".lower()
-    model = (run.model or "").lower()
-    return next(
-        (
-            kind
-            for pattern, name, kind in RECIPES
-            if re.search(pattern, software) and re.search(name, model)
-        ),
-        None,
-    )
 
 
 def convention_of(framework: str, source: str | None, device: str) -> Convention | None:

@@ -6,14 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from estimator import catalog
 from estimator.assumptions import Assumptions, UnmappedError
 from estimator.cluster import Cluster
+from estimator.compose import peak_memory
 from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
 from estimator.model import Experts, LatentAttention, Transformer
-from estimator.plan import Plan
+from estimator.plan import Plan, Plans, Recompute
 from estimator.plan_of_run import plan_of_run
 from estimator.runs import Run
 from estimator.stack import Stack
@@ -57,6 +60,8 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
         used = stack or load_stack(_stack_name(run, convention, cluster, assume))
     except ValueError as error:
         raise UnmappedError(str(error)) from None
+    if convention.least_recompute and run.recompute is None:
+        plan = _least_recompute(model, workload, cluster, plan, used, assume)
     return Mapped(
         model=model,
         workload=workload,
@@ -65,6 +70,23 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
         plan=plan,
         assumed=assume.taken,
     )
+
+
+def _least_recompute(
+    model: Transformer,
+    workload: Workload,
+    cluster: Cluster,
+    plan: Plan,
+    stack: Stack,
+    assume: Assumptions,
+) -> Plan:
+    """The plan with the least recompute that fits, or with the most there is."""
+    kinds: list[Recompute] = [kind for kind in get_args(Recompute) if kind in stack.recompute]
+    plans = Plans.of(replace(plan, recompute=kind) for kind in kinds)
+    fits = peak_memory(model, workload, cluster, plans, stack=stack) <= cluster.capacity_bytes
+    least = int(np.argmax(fits)) if fits.any() else len(kinds) - 1
+    assume("recompute", None, kinds[least], "the least that fits")
+    return plans[least]
 
 
 def _stack_name(run: Run, convention: Convention, cluster: Cluster, assume: Assumptions) -> str:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from estimator.assumptions import Assumptions, UnmappedError
 from estimator.cluster import Cluster
-from estimator.conventions import Convention, recompute_of_recipe
+from estimator.conventions import Convention
 from estimator.model import Transformer
 from estimator.plan import Offload, Plan, Recompute
 from estimator.runs import Run
@@ -132,7 +132,7 @@ def _recompute(
             f"recompute {run.recompute!r} is unknown; use " + ", ".join(get_args(Recompute))
         )
     full = convention.adapters_recompute and split_adapters
-    usual: Recompute = "full" if full else recompute_of_recipe(run) or convention.recompute
+    usual: Recompute = "full" if full else convention.recompute
     kind: Recompute = assume("recompute", said, usual, "usual for its stack")
     if kind == "selective" and convention.selective_is_every_second_layer:
         every_second = max(layers // 2, 1)

@@ -106,11 +106,11 @@ def stack_with(
     if others:
         before = "" if base.calibration else f" ({base.sources.get('in_situ', 'no source')})"
         sources["in_situ"] = f"{cost}: {fitted}; {others}: as in {base.name}{before}"
-    count = len(calibration.residuals)
+    count, ran = len(calibration.residuals), len(set(models))
     how = "each predicted by a fit to others" if values else f"predicted by {base.name} as it is"
     sources["uncertainty"] = (
-        f"{fitted}: 80 % of errors of {calibration.configurations} configurations of "
-        f"{len(set(models))} models, {how}, each over the factor of its class "
+        f"{fitted}: 80 % of errors of {calibration.configurations} configurations "
+        f"({ran} model{'s' * (ran > 1)}), {how}, each over the factor of its class "
         "(estimator/intervals.py)"
         if count >= ENOUGH
         else f"{fitted}: with {count} errors of runs left out, the largest of them or what was "

@@ -1,9 +1,9 @@
 """Fits that come out the same on every CPU.
 
 Vector units add in other orders, and libraries differ in the last place of ``log`` and ``exp``.
-Hundreds of steps of training, and splits of trees that nearly tie, turn that into other models:
-products by 1.5 % in the median from one instruction set to another. Rounded far above such
-differences, and far below anything that was measured, the fits agree to the bit.
+Hundreds of steps of training, and splits of trees that nearly tie, turn that into other models.
+Rounded far above such differences, and far below anything that was measured, the fits agree to the
+bit.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ActivationBytes:
     without_scores: FloatArray
     """One layer of each kind that recomputes its attention core, (N, U)."""
     without_mlp: FloatArray
-    """One layer of each kind that recomputes its MLP from the norm's output on, (N, U)."""
+    """One layer of each kind that recomputes its MLP, (N, U)."""
     checkpoint: FloatArray
     """One layer that keeps only its input."""
     embedding: FloatArray
@@ -82,6 +82,9 @@ def activation_bytes(
     if model.latent is not None:
         latent = model.latent
         attention = attention + element * split * (latent.q_rank + latent.kv_rank + latent.rope_dim)
+    # XLA keeps a layer's input and the outputs of attention's projections, and nothing between.
+    only_products = stack.recompute_style == "unsaved"
+    products = 2 * row + element * tokens * (q_width + kv)
     layers, outside_mlp, gradients = [], [], []
     for kind in layer_kinds(model):
         mlp = _mlp_bytes(model, workload, keys, tokens, split, kind.mlp)
@@ -90,8 +93,8 @@ def activation_bytes(
         # The whole sequence's output gradient, and the input gradient before it is scattered.
         edges = row if stack.regathers_inputs else np.where(read > row, 2 * read, row)
         gradients.append(edges + np.maximum(mlp, core_gradients - released))
-        outside_mlp.append(rows + attention + scores)
-        layer = outside_mlp[-1] + mlp
+        layer = rows + attention + mlp + scores
+        outside_mlp.append(products if only_products else layer - mlp)
         if workload.lora_rank is not None and workload.lora_targets == "attention":
             # Frozen GEMMs of the MLP need no input: its norm's output and the activation's.
             dropped = row * (model.norms_per_layer > 1)

@@ -27,15 +27,16 @@ def mlp_block(low: Lowering, kind: LayerKind) -> None:
     low.again = MLP
     if not model.parallel_residual:
         tp_enter(low, "mlp up", "layer")
+    end = _end(low, kind)
     if kind == "dense":
-        _dense(low, "mlp", float(model.ffn))
+        _dense(low, "mlp", float(model.ffn), end)
     elif model.experts is not None:
         if model.experts.shared_ffn:
-            _dense(low, "shared expert", float(model.experts.shared_ffn))
+            _dense(low, "shared expert", float(model.experts.shared_ffn), end)
         _routed(low, model.experts)
-    low.again = _end(low, kind)
+    low.again = end
     tp_leave(low, "mlp down", "layer")
-    low.again &= FULL
+    low.again = end & FULL
     residual(low, "mlp residual")
     low.again = FULL
 
@@ -51,7 +52,7 @@ def _end(low: Lowering, kind: LayerKind) -> frozenset[str]:
     return NEVER if unread and not whole else MLP
 
 
-def _dense(low: Lowering, name: str, width: float) -> None:
+def _dense(low: Lowering, name: str, width: float, end: frozenset[str]) -> None:
     model, tokens = low.model, low.tokens
     hidden = np.full_like(tokens, model.hidden)
     ffn = width / low.keys.tp
@@ -67,8 +68,7 @@ def _dense(low: Lowering, name: str, width: float) -> None:
         column_parallel=True,
     )
     _activation(low, f"{name} activation", tokens * ffn)
-    if name == "mlp":
-        low.again = _end(low, "dense")
+    low.again = end
     low.gemm(f"{name} down", "layer", m=tokens, n=hidden, k=ffn, frozen=frozen)
     low.again = MLP
     if low.workload.lora_targets == "all" and model.experts is None:

@@ -9,15 +9,13 @@ the predictions of the same runs; both are means of sizes, in percent.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
+from scored_runs import scored_runs
 
-from estimator.runs import read_runs
-from search.accuracy import Configuration, configurations
-from search.validate import score
+from search.accuracy import Configuration
 
 
 def repeats(found: list[Configuration]) -> list[list[Configuration]]:
@@ -32,11 +30,7 @@ def repeats(found: list[Configuration]) -> list[list[Configuration]]:
 
 def main() -> None:
     """Print a line a source, and one for all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs")
-    parser.add_argument("--role")
-    given = parser.parse_args()
-    found = configurations(score(read_runs(given.runs).runs, role=given.role))
+    found = scored_runs(__doc__)
     own: dict[str, list[float]] = defaultdict(list)
     ours: dict[str, list[float]] = defaultdict(list)
     for members in repeats(found):

@@ -7,14 +7,12 @@ Distinct runs, median / mean / 90th percentile of the size of their errors.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
+from scored_runs import scored_runs
 
-from estimator.runs import read_runs
-from search.accuracy import Configuration, configurations
-from search.validate import score
+from search.accuracy import Configuration
 
 
 def device(one: Configuration) -> str:
@@ -58,11 +56,7 @@ GROUPS: dict[str, Callable[[Configuration], bool]] = {
 
 def main() -> None:
     """Print a line a group."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs")
-    parser.add_argument("--role")
-    given = parser.parse_args()
-    found = configurations(score(read_runs(given.runs).runs, role=given.role))
+    found = scored_runs(__doc__)
     for name, belongs in GROUPS.items():
         errors = [abs(100 * one.error) for one in found if belongs(one)]
         if errors:

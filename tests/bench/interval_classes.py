@@ -8,14 +8,11 @@ kernel tables, and Megatron-Bridge's runs of dense models and of mixtures of exp
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
+from scored_runs import scored_runs
 
 from estimator.pricers import pricer_of
-from estimator.runs import read_runs
-from search.accuracy import Configuration, configurations
-from search.validate import score
+from search.accuracy import Configuration
 
 
 def extrapolated(one: Configuration) -> bool:
@@ -35,11 +32,7 @@ def bridge(one: Configuration) -> bool:
 
 def main() -> None:
     """Print a line a class."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs")
-    parser.add_argument("--role")
-    given = parser.parse_args()
-    found = configurations(score(read_runs(given.runs).runs, role=given.role))
+    found = scored_runs(__doc__)
     classes = {
         "dense, device measured": [one for one in found if dense(one) and not extrapolated(one)],
         "dense, device extrapolated": [one for one in found if dense(one) and extrapolated(one)],

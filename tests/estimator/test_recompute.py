@@ -10,6 +10,7 @@ import pytest
 from estimator import Plan, Plans, Stack, Transformer, Workload, estimate
 from estimator.catalog import load_cluster, load_model, load_stack
 from estimator.lower.keys import layer_keys
+from estimator.lower.memory import activation_bytes
 from estimator.lower.slots import Columns
 from estimator.lower.transformer import lower_layers
 
@@ -113,6 +114,14 @@ def test_the_working_set_of_one_mlp_comes_back() -> None:
     )
     kept = 2 * 3 * TOKENS * FFN
     assert none - mlp == pytest.approx((LLAMA.layers - 1) * kept, rel=1e-9)
+
+
+def test_xla_keeps_the_products_of_attention() -> None:
+    """A layer's input, queries, keys and values, and the output projection, all in bf16."""
+    keys, _ = layer_keys(Plans.of([Plan(dp=8)]), MAXTEXT)
+    kept = activation_bytes(LLAMA, WORKLOAD, MAXTEXT, keys)
+    assert kept.without_mlp[0, 0] == 2 * TOKENS * (HIDDEN + (HIDDEN + 2 * KV) + HIDDEN)
+    assert kept.checkpoint[0] == 2 * TOKENS * HIDDEN
 
 
 def test_fused_casts_write_what_they_read() -> None:

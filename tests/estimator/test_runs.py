@@ -263,24 +263,30 @@ def test_a_document_longer_than_the_sequence_does_not_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "version", "model", "recompute"),
+    ("layers", "gpus", "sequence", "recompute"),
     [
-        ("Paxml (JAX)", "NeMo 24.11/24.09 container", "gpt3-5b", "selective"),
-        ("Paxml (JAX)", "NeMo 24.11/24.09 container", "gpt3-175b", "mlp"),
-        ("MaxText (JAX)", "NeMo 24.11/24.09 container", "llama2-70b", "mlp"),
-        ("MaxText (JAX)", "NeMo (recipe v25.02)", "llama3-70b", "full"),
-        ("MaxText (JAX)", None, "llama2-70b", "full"),
+        (16, 16, 8192, "none"),
+        # 16 bytes of each of 69e9 parameters over 64 GPUs are 17 GB; inputs of layers and outputs
+        # of projections 80 * 4096 * 2 * (2 * 8192 + 10240) = 17 GB; with inputs and outputs of
+        # norms, core and MLP 80 * 4096 * 2 * (5 * 8192 + 10240 + 3 * 28672) = 90 GB.
+        (80, 64, 4096, "mlp"),
+        (80, 64, 16384, "full"),
+        # Nothing fits: the most there is.
+        (80, 4, 8192, "full"),
     ],
 )
-def test_published_recipes_say_what_runs_again(
-    framework: str, version: str | None, model: str, recompute: str
+def test_jax_recipes_recompute_the_least_that_fits(
+    layers: int, gpus: int, sequence: int, recompute: str
 ) -> None:
-    shape = {"layers": 16, "hidden": 4096, "ffn": 16384, "heads": 32, "kv_heads": 32, "tp": 1}
-    said = {"framework": framework, "framework_version": version, "model": model}
-    run = LLAMA.model_copy(update={**shape, **said})
+    shape = {"hidden": 8192, "ffn": 28672, "heads": 64, "kv_heads": 8, "vocab": 32000}
+    size = {"layers": layers, "n_gpus": gpus, "seq_len": sequence, "tp": 1, "micro_batch": 1}
+    run = LLAMA.model_copy(update={**shape, **size, "framework": "MaxText (JAX)"})
     mapped = map_run(run)
     assert (mapped.stack.name, mapped.plan.recompute) == ("maxtext", recompute)
-    assert map_run(run.model_copy(update={"recompute": "none"})).plan.recompute == "none"
+    assert mapped.assumed["recompute"] == f"{recompute} (the least that fits)"
+    said = map_run(run.model_copy(update={"recompute": "selective"}))
+    assert said.plan.recompute == "selective"
+    assert "recompute" not in said.assumed
 
 
 def test_words_of_notes_say_what_fsdp_shards_over() -> None:
