@@ -78,6 +78,7 @@ def fit_tiles(
     hold_out: Sequence[str] = (),
     seed: int = 0,
     hidden: Sequence[int] = HIDDEN,
+    members: int = MEMBERS,
     steps: int = STEPS,
     rate: float = RATE,
     rows: int = ROWS,
@@ -98,7 +99,7 @@ def fit_tiles(
     load_torch()
     devices = np.unique(kept.device).tolist()
     groups = _groups(kept, seed, rows)
-    law, networks = _train(groups, _joules(kept), seed, tuple(hidden), steps, rate)
+    law, networks = _train(groups, _joules(kept), seed, tuple(hidden), members, steps, rate)
     launches: dict[str, dict[str, Launch]] = {name: {} for name in devices}
     for group in groups:
         launches[group.device][group.family] = group.launch
@@ -202,6 +203,7 @@ def _train(
     joules: Mapping[str, float],
     seed: int,
     hidden: tuple[int, ...],
+    members: int,
     steps: int,
     rate: float,
 ) -> tuple[Law, dict[str, Family]]:
@@ -216,7 +218,7 @@ def _train(
     ):
         mine = [group for group in groups if group.family in families]
         if mine:
-            law, fitted = _fit(mine, seed, hidden, steps, rate, law, free)
+            law, fitted = _fit(mine, seed, hidden, members, steps, rate, law, free)
             networks |= fitted
     return law, networks
 
@@ -225,6 +227,7 @@ def _fit(
     groups: Sequence[Group],
     seed: int,
     hidden: tuple[int, ...],
+    members: int,
     steps: int,
     rate: float,
     law: Law,
@@ -236,7 +239,7 @@ def _fit(
     families = [family for family in FAMILIES if any(g.family == family for g in groups)]
     scaling = {family: _scaling([g for g in groups if g.family == family]) for family in families}
     layers = {
-        family: [_layers(len(scaling[family][0]), hidden) for _ in range(MEMBERS)]
+        family: [_layers(len(scaling[family][0]), hidden) for _ in range(members)]
         for family in families
     }
     start = np.log(getattr(law, free)) if free else 0.0
@@ -263,7 +266,7 @@ def _fit(
                 outputs = member(row["features"])
                 error = _log_seconds(row, outputs, shift, values, law, group) - row["log_seconds"]
                 # SMAPE of p and y is twice tanh(|log p/y| / 2).
-                loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups) / MEMBERS
+                loss = loss + 2 * torch.tanh(error.abs() / 2).mean() / len(groups) / members
         loss.backward()  # type: ignore[no-untyped-call]
         rounding.step(optimiser)
         schedule.step()
