@@ -71,6 +71,8 @@ class Link:
     """Seconds to start a collective on this tier."""
     hop_latency: float
     """Seconds that each further rank (or node) of the group adds."""
+    nic_bandwidth: float | None = None
+    """Bytes/s of one NIC; ``None`` where every device has its own."""
     source: str = ""
 
 

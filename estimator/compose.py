@@ -422,7 +422,8 @@ class Composition:
         return {
             "gradients": reduce + scatter,
             "every gradients": np.where(self.plans.zero == 2, scatter, 0.0),
-            "weights": step("weight gather"),
+            "weights": step("weight gather")
+            + self._gather(self.step.get("weight broadcast", nothing)),
             "tied": self._gather(self.step["tied embedding reduction"]),
         }
 

@@ -258,7 +258,9 @@ def _cluster(run: Run, assume: Assumptions) -> Cluster:
     if out is not None and gpus > domain and not network_known:
         nominal = round(out.bandwidth * 8e-9)
         rate = assume("inter_net_gbps_per_gpu", rate, nominal, "the device's usual network")
-        out = replace(out, bandwidth=rate * 1e9 / 8)
+        out = replace(
+            out, bandwidth=rate * 1e9 / 8, nic_bandwidth=_nic_bandwidth(run, rate, per_node)
+        )
     try:
         return replace(
             node,
@@ -270,6 +272,14 @@ def _cluster(run: Run, assume: Assumptions) -> Cluster:
         )
     except ValueError as error:
         raise UnmappedError(str(error)) from None
+
+
+def _nic_bandwidth(run: Run, rate: float, per_node: int) -> float | None:
+    """Bytes/s of a NIC where the network's name says how many share a node (4x100Gb)."""
+    said = re.search(r"\b(\d+) ?x ?(\d+) ?gb", (run.inter_net or "").lower())
+    if said is None or int(said[1]) * int(said[2]) != rate * per_node:
+        return None
+    return int(said[2]) * 1e9 / 8
 
 
 def _node(run: Run) -> tuple[Cluster, bool]:

@@ -18,7 +18,7 @@ WORDS: tuple[tuple[str, Any, str], ...] = (
     ("cuda_graphs", False, r"cuda_graph=0\b"),
     ("optimizer", "adam-8bit", r"\b8-bit optimizer\b"),
     ("interleaved", True, r"\binterleaved\b"),
-    ("shard_size", None, r"\bfsdp shard group (\d+)\b"),
+    ("shard_size", None, r"\b(?:fsdp shard group |zero1 group=)(\d+)\b"),
 )
 """Column, value (``None`` where the words hold it) and the words, lower case, that say so; the
 first match of a column counts."""

@@ -135,6 +135,9 @@ class Stack:
     """``ring`` passes keys and values on, ``all_to_all`` swaps sequence for heads."""
     deduplicated_dispatch: bool
     """A token goes once to each scale-up domain that holds some of its experts (DeepEP)."""
+    whole_tensor_owners: bool
+    """With zero=1 and 2 a rank owns whole tensors: gradients are reduced on every rank, and each
+    owner broadcasts its weights after the update, one broadcast after another."""
     hiding_cp: float
     """Share of the attention time that context-parallel exchange can hide behind."""
     exposed_cp: float

@@ -172,6 +172,7 @@ class LinkEntry(Entry):
             efficiency=self.efficiency,
             latency=self.latency,
             hop_latency=self.hop_latency,
+            nic_bandwidth=self.nic_bandwidth,
             source=self.source,
         )
 
@@ -349,6 +350,7 @@ class StackEntry(Entry):
     hidden_tp: Share
     cp_exchange: Literal["ring", "all_to_all"]
     deduplicated_dispatch: bool
+    whole_tensor_owners: bool
     hiding_cp: Share
     exposed_cp: Share
     exposed_ep: Share

@@ -14,8 +14,12 @@ ROUNDS: dict[Collective, int] = {
     "reduce_scatter": 1,
     "all_to_all": 1,
     "send_recv": 1,
+    "broadcast": 1,
 }
 """Trips of the buffer around the ring (nccl-tests, PERFORMANCE.md: bus bandwidth)."""
+NETWORK_STEP = 2 * 2.0**19
+"""Bytes of a broadcast that a NIC takes in before the next sends them on: a step of NCCL's buffers
+(an eighth of NCCL_BUFFSIZE, 4 MiB) for each of the two channels that it gives a NIC."""
 
 
 def collective_seconds(
@@ -80,9 +84,9 @@ def linear_seconds(
     ``inside`` of the ranks share a scale-up domain. All groups of a node run at once, so each
     rank has its own share of the node's NICs and a ring through ``inside`` ranks has that many
     shares. The faster of a flat ring and (for reductions and gathers) a hierarchy of rings
-    inside and a tree between is taken. An all-to-all sends ``size`` bytes inside the domain and
-    ``between`` out of it, both at once. Of all that leaves a domain, ``above_leaf`` passes an
-    oversubscribed spine.
+    inside and a tree between is taken. A broadcast passes along one chain of all ranks, as in NCCL.
+    An all-to-all sends ``size`` bytes inside the domain and ``between`` out of it, both at once. Of
+    all that leaves a domain, ``above_leaf`` passes an oversubscribed spine.
     """
     up, out = cluster.scale_up, cluster.scale_out
     domains = np.ceil(group / inside)
@@ -99,9 +103,19 @@ def linear_seconds(
         if out is not None:
             seconds = np.where(spans, _tier(out, domains, slower * size), seconds)
         return np.where(group > 1, seconds, 0.0)
+    bandwidth = up.bandwidth * up.efficiency
+    if kind == "broadcast":
+        hops = up.hop_latency * (group - domains)
+        seconds = up.latency + hops + size / bandwidth
+        if out is not None:
+            port = out.nic_bandwidth if out.nic_bandwidth is not None else out.bandwidth
+            step = slower * np.minimum(NETWORK_STEP, size) / (port * out.efficiency)
+            rate = np.minimum(out.bandwidth * out.efficiency * inside / slower, bandwidth)
+            across = out.latency + hops + (domains - 1) * (out.hop_latency + step) + size / rate
+            seconds = np.where(spans, across, seconds)
+        return np.where(group > 1, seconds, 0.0)
     rounds = ROUNDS[kind]
     volume = rounds * size * (group - 1) / np.maximum(group, 1)
-    bandwidth = up.bandwidth * up.efficiency
     flat = up.latency + rounds * up.hop_latency * (inside - 1) + volume / bandwidth
     if out is None:
         return np.where(group > 1, flat, 0.0)

@@ -17,7 +17,7 @@ from estimator.lower.attention import kv_elements
 from estimator.lower.keys import Keys, expert_tp
 from estimator.lower.kinds import layer_kinds
 from estimator.lower.slots import FloatArray, IntArray, largest_row
-from estimator.lower.step import ON_DEVICE, Shards, state_bytes
+from estimator.lower.step import ON_DEVICE, Shards, state_bytes, state_parameters
 from estimator.lower.transformer import vocab_rows
 from estimator.model import LayerKind, Transformer
 from estimator.plan import CHOICES, UNSET, Plans
@@ -189,7 +189,7 @@ def stage_state_bytes(
         "weights": _weight_bytes(workload, stack, shards, weight),
         "gradients": gradient * _spread(trainable, trained_experts, shards, zero >= 2),
         "optimizer": optimizer
-        * _spread(trainable, trained_experts, shards, zero >= 1)
+        * state_parameters(model, workload, stack, shards)
         * (shards.plans.offload == ON_DEVICE),
         "buffers": np.broadcast_to(buffers, parameters.shape) * exists,
     }

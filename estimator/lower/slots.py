@@ -17,7 +17,9 @@ IntArray = NDArray[np.int64]
 Column = FloatArray | IntArray | float
 
 Kind = Literal["gemm", "attention", "memory", "host_copy", "host_memory", "collective"]
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+Collective = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"
+]
 Place = Literal["layer", "embedding", "head", "boundary", "stage"]
 Phase = Literal["forward", "backward_input", "backward_weight", "step"]
 Stream = Literal["compute", "tp", "cp", "ep", "dp", "pp"]

@@ -30,6 +30,8 @@ from estimator.plan import CHOICES, UNSET, Plans
 from estimator.stack import Stack
 from estimator.workload import OPTIMIZER_STATE_BYTES, Workload
 
+ATTENTION_MATRICES = 2
+"""Of a layer: queries, keys and values as one, and the output projection."""
 ON_DEVICE = CHOICES["offload"].index("none")
 
 
@@ -128,6 +130,23 @@ def edge_parameters(model: Transformer, plans: Plans) -> FloatArray:
     )
 
 
+def state_parameters(
+    model: Transformer, workload: Workload, stack: Stack, shards: Shards
+) -> FloatArray:
+    """Parameters that the fullest rank of each stage class updates and has states of, (4, U).
+
+    An even share; where ranks own whole tensors, no less than the largest, a table of the
+    vocabulary at either end.
+    """
+    experts = shards.experts_CU * (workload.lora_rank is None)
+    even: FloatArray = shards.trainable_CU / shards.shard + experts / shards.expert_shard
+    if not stack.whole_tensor_owners:
+        return even
+    table = vocab_rows(model, shards.plans.tp) * model.hidden
+    none = np.zeros_like(table)
+    return np.maximum(even, np.minimum(np.stack([table, none, none, table]), shards.trainable_CU))
+
+
 def lower_step(
     model: Transformer, workload: Workload, cluster: Cluster, shards: Shards, stack: Stack
 ) -> Columns:
@@ -179,14 +198,17 @@ def lower_step(
             above_leaf=spread(above_leaf(kind, group, near[0], near[1])),
         )
 
-    sharded = (plans.zero > 0) & (plans.zero < 3)
+    early = (plans.zero > 0) & (plans.zero < 3)
+    owned = early & stack.whole_tensor_owners
+    reduced = (plans.zero == 0) | owned
+    sharded = early & ~owned
     collective(
         "gradient reduction",
         "all_reduce",
         gradient * parameters,
         full,
         near_all,
-        (plans.zero == 0).astype(float),
+        reduced.astype(float),
     )
     collective(
         "gradient scatter",
@@ -202,7 +224,7 @@ def lower_step(
         gradient * parameters / shards.shard,
         replicas,
         np.maximum(near_all / near_shard, 1),
-        (plans.zero > 0).astype(float),
+        ((plans.zero > 0) & ~owned).astype(float),
     )
     collective(
         "weight gather",
@@ -212,11 +234,22 @@ def lower_step(
         near_shard,
         sharded.astype(float),
     )
+    if stack.whole_tensor_owners:
+        tensors = (ATTENTION_MATRICES + model.matrices_of_mlp) * shards.layers_NCU.sum(axis=0) + 1
+        owners = np.maximum(np.minimum(shards.shard, tensors), 1)
+        collective(
+            "weight broadcast",
+            "broadcast",
+            float(workload.activation_bytes) * parameters / owners,
+            shards.shard,
+            near_shard,
+            owned * owners,
+        )
     if model.experts is not None:
         for name, kind, width, when in (
-            ("expert gradient reduction", "all_reduce", gradient, plans.zero == 0),
+            ("expert gradient reduction", "all_reduce", gradient, reduced),
             ("expert gradient scatter", "reduce_scatter", gradient, sharded),
-            ("expert weight gather", "all_gather", float(workload.activation_bytes), sharded),
+            ("expert weight gather", "all_gather", float(workload.activation_bytes), early),
         ):
             collective(
                 name,
@@ -237,7 +270,7 @@ def lower_step(
         np.stack([two / 2, two / (1 if cluster.gpus <= cluster.leaf_ranks else 2)]),
         tied,
     )
-    updated = parameters / shards.shard + experts / shards.expert_shard
+    updated = state_parameters(model, workload, stack, shards) * exists
     on_device = (plans.offload == ON_DEVICE).astype(float)
     states = optimizer_traffic(workload, stack) * updated
     copied = (gradient + float(workload.activation_bytes)) * updated

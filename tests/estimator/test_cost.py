@@ -147,8 +147,29 @@ def test_more_ranks_of_a_node_bring_more_nics() -> None:
     assert eight < alone / 3
 
 
+def test_hand_worked_broadcast() -> None:
+    """64 ranks on 8 nodes: 56 hops inside and 7 between, each of which holds 1 MiB for a NIC."""
+    passing = 56 * UP.hop_latency + 7 * (OUT.hop_latency + 2**20 / (25e9 * OUT.efficiency))
+    slowest = min(8 * 25e9 * OUT.efficiency, 300e9 * UP.efficiency)
+    expected = OUT.latency + passing + 1e9 / slowest
+    assert one("broadcast", 1e9, 64, 8) == pytest.approx(expected, rel=1e-9)
+    inside = UP.latency + 7 * UP.hop_latency + 1e9 / (300e9 * UP.efficiency)
+    assert one("broadcast", 1e9, 8, 8) == pytest.approx(inside, rel=1e-9)
+
+
+def test_a_faster_nic_passes_a_broadcast_on_sooner() -> None:
+    """Half as many NICs of twice the rate carry as much, but a step fills sooner."""
+    assert OUT is not None
+    fewer = replace(CLUSTER, scale_out=replace(OUT, nic_bandwidth=50e9))
+    columns = [np.array([float(value)]) for value in (1e9, 64, 8)]
+    own, shared = (
+        float(linear_seconds("broadcast", *columns, cluster)[0]) for cluster in (CLUSTER, fewer)
+    )
+    assert own - shared == pytest.approx(7 * 2**20 / (50e9 * OUT.efficiency), rel=1e-6)
+
+
 @given(
-    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "send_recv"]),
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast"]),
     st.floats(1, 1e11),
     st.integers(1, 512),
     st.sampled_from([1, 2, 4, 8]),

@@ -138,6 +138,31 @@ def test_gradient_traffic_of_one_stage() -> None:
     assert by_zero[1][names.index("optimizer")] == pytest.approx(34 * parameters / 8)
 
 
+@pytest.mark.parametrize(("dp", "shard_size"), [(8, None), (8, 2), (4096, None)])
+def test_owners_of_whole_tensors_broadcast_them(dp: int, shard_size: int | None) -> None:
+    """InternEvo: gradients reduced everywhere, then one broadcast by each rank that owns any."""
+    stack = replace(STACK, whole_tensor_owners=True)
+    cluster = replace(CLUSTER, nodes=max(dp // 8, 1))
+    plan_ = Plans.of([Plan(dp=dp, zero=1, shard_size=shard_size)])
+    shards, _ = step_keys(GPT, EAGER, plan_)
+    ops = lower_step(GPT, EAGER, cluster, shards, stack)
+    rows = {slot.name: i for i, slot in enumerate(ops.slots)}
+    parameters = float(shards.parameters_CU[0, 0])
+    ranks = shard_size or dp
+    tensors = 48 * 4 + 1  # queries, keys and values, output and two of the MLP; a tied table
+    owners = min(ranks, tensors)
+    reduced, sent = rows["gradient reduction"], rows["weight broadcast"]
+    assert (ops.count[reduced, 0], ops.group[reduced, 0]) == (1, dp)
+    assert ops.bytes[reduced, 0] == 4 * parameters
+    assert (ops.count[sent, 0], ops.group[sent, 0]) == (owners, ranks)
+    assert ops.bytes[sent, 0] * owners == pytest.approx(2 * parameters)
+    for absent in ("gradient scatter", "replica reduction", "weight gather"):
+        assert ops.count[rows[absent]].sum() == 0
+    # The owner of the embedding updates all of it, however many ranks there are.
+    least = max(parameters / ranks, 51200 * 6144)
+    assert ops.bytes[rows["optimizer"], 0] == pytest.approx(34 * least)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "moments"),
     [("adam", 8), ("adam-bf16", 4), ("adam-8bit", 2 + 8 / 2048), ("sgd-momentum", 4), ("sgd", 0)],

@@ -289,10 +289,27 @@ def test_jax_recipes_recompute_the_least_that_fits(
     assert "recompute" not in said.assumed
 
 
-def test_words_of_notes_say_what_fsdp_shards_over() -> None:
+def test_a_network_says_how_many_nics_share_a_node() -> None:
+    """Four of 100 Gb/s for eight GPUs are 50 Gb/s for each; numbers that disagree say nothing."""
+
+    def nic(network: str, rate: float) -> float | None:
+        change = {"inter_net": network, "inter_net_gbps_per_gpu": rate}
+        link = map_run(LLAMA.model_copy(update=change)).cluster.scale_out
+        assert link is not None
+        assert link.bandwidth == rate * 1e9 / 8
+        return link.nic_bandwidth
+
+    assert nic("4x100Gb RoCE per node", 50.0) == 12.5e9
+    assert nic("4x100Gb RoCE per node", 100.0) is None
+    assert nic("RoCE", 50.0) is None
+
+
+def test_words_of_notes_say_what_shards_are_spread_over() -> None:
     said = Run(notes="FSDP shard group 128, DP replicas 4", framework="MaxText (JAX)")
     assert said.shard_size == 128
     assert Run(notes="FSDP shard group 128", shard_size=64).shard_size == 64
+    assert Run(notes="zero1 group=8; pack_sample_into_one=True").shard_size == 8
+    assert Run(notes="zero1 group=-1 (-1 = all DP ranks)").shard_size is None
     shape = {"layers": 16, "hidden": 4096, "ffn": 16384, "heads": 32, "kv_heads": 32, "tp": 1}
     run = LLAMA.model_copy(update={**shape, "framework": "MaxText (JAX)", "shard_size": 8})
     assert map_run(run).plan.shard_size == 8
