@@ -73,6 +73,9 @@ class Link:
     """Seconds that each further rank (or node) of the group adds."""
     nic_bandwidth: float | None = None
     """Bytes/s of one NIC; ``None`` where every device has its own."""
+    group_bandwidth: float | None = None
+    """Bus bandwidth (bytes/s) that one group reaches at most, however many of its ranks share a
+    node, as where NCCL finds it one NIC; ``None`` where each rank adds its own."""
     source: str = ""
 
 

@@ -145,6 +145,8 @@ class LinkEntry(Entry):
     nics_per_node: Count | None = None
     nic_bandwidth: Rate | None = None
     """Of one NIC, per direction; the devices of a node share ``nics_per_node`` of them."""
+    group_bandwidth: Rate | None = None
+    """Bus bandwidth that one group reaches at most, as measured; blank where each rank adds."""
     efficiency: Annotated[float, Field(gt=0, le=1)]
     latency: Seconds
     hop_latency: Seconds
@@ -173,6 +175,7 @@ class LinkEntry(Entry):
             latency=self.latency,
             hop_latency=self.hop_latency,
             nic_bandwidth=self.nic_bandwidth,
+            group_bandwidth=self.group_bandwidth,
             source=self.source,
         )
 

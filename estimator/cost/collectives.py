@@ -110,7 +110,7 @@ def linear_seconds(
         if out is not None:
             port = out.nic_bandwidth if out.nic_bandwidth is not None else out.bandwidth
             step = slower * np.minimum(NETWORK_STEP, size) / (port * out.efficiency)
-            rate = np.minimum(out.bandwidth * out.efficiency * inside / slower, bandwidth)
+            rate = np.minimum(_between(out, inside) / slower, bandwidth)
             across = out.latency + hops + (domains - 1) * (out.hop_latency + step) + size / rate
             seconds = np.where(spans, across, seconds)
         return np.where(group > 1, seconds, 0.0)
@@ -119,7 +119,7 @@ def linear_seconds(
     flat = up.latency + rounds * up.hop_latency * (inside - 1) + volume / bandwidth
     if out is None:
         return np.where(group > 1, flat, 0.0)
-    between = out.bandwidth * out.efficiency * inside / slower
+    between = _between(out, inside) / slower
     flat_latency = (
         out.latency
         + rounds * out.hop_latency * (domains - 1)
@@ -137,6 +137,14 @@ def linear_seconds(
     hierarchy = np.where(inside > 1, within, 0.0) + tree
     seconds = np.where(spans, np.minimum(flat_between, hierarchy), flat)
     return np.where(group > 1, seconds, 0.0)
+
+
+def _between(link: Link, ranks: FloatArray) -> FloatArray:
+    """Bus bandwidth of a group with so many ranks in each domain."""
+    bandwidth: FloatArray = link.bandwidth * link.efficiency * ranks
+    return (
+        bandwidth if link.group_bandwidth is None else np.minimum(bandwidth, link.group_bandwidth)
+    )
 
 
 def _tier(link: Link, ranks: FloatArray, size: FloatArray) -> FloatArray:
