@@ -20,7 +20,7 @@ from estimator.plan import Plan, Plans, Recompute
 from estimator.plan_of_run import plan_of_run
 from estimator.runs import Run
 from estimator.stack import Stack
-from estimator.workload import OPTIMIZER_STATE_BYTES, Workload
+from estimator.workload import OPTIMIZER_STATE_BYTES, Fp8Scaling, Workload
 
 load_cluster, load_node = cache(catalog.load_cluster), cache(catalog.load_node)
 load_device = cache(catalog.load_device)
@@ -160,7 +160,8 @@ def _model(run: Run, convention: Convention, assume: Assumptions) -> Transformer
                 f"has {experts}"
             )
         return known
-    gated = assume("gated_mlp", run.gated_mlp, _looks_gated(run), "by the model's name")
+    llama = _like_llama(run)
+    gated = assume("gated_mlp", run.gated_mlp, llama, "by the model's name")
     hidden: int = run.hidden
     sequence = _need(run, "seq_len")
     ffn = assume("ffn", run.ffn, _usual_ffn(hidden, gated), "8/3 hidden if gated, else 4 hidden")
@@ -185,9 +186,9 @@ def _model(run: Run, convention: Convention, assume: Assumptions) -> Transformer
             max_positions=sequence if learned else max(sequence, 2**20),
             activation="swiglu" if gated else "gelu",
             positions="learned" if learned else "rotary",
-            norm="rmsnorm" if gated else "layernorm",
+            norm="rmsnorm" if gated or llama else "layernorm",
             bias="none" if gated else "all",
-            parallel_residual=convention.parallel_residual,
+            parallel_residual=convention.parallel_residual and not llama,
             **shape,
         )
     except ValueError as error:
@@ -228,7 +229,8 @@ def _latent(run: Run, assume: Assumptions) -> LatentAttention | None:
     )
 
 
-def _looks_gated(run: Run) -> bool:
+def _like_llama(run: Run) -> bool:
+    """Whether its name is of a family built as Llama: RMS norms, one block after the other."""
     return bool(
         re.search(r"llama|mistral|mixtral|qwen|internlm|llemma|deepseek", (run.model or "").lower())
     )
@@ -304,6 +306,11 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assump
     precision = assume("precision", precision, convention.precision(cluster), "usual for its stack")
     if precision not in cluster.device.peaks:
         raise UnmappedError(f"{cluster.device.name} has no {precision}")
+    scaling = (run.fp8_scaling or "tensor").lower()
+    if scaling not in get_args(Fp8Scaling):
+        raise UnmappedError(
+            f"fp8_scaling {run.fp8_scaling!r} is unknown; use " + ", ".join(get_args(Fp8Scaling))
+        )
     optimizer = (run.optimizer or "adam").lower()
     if optimizer not in OPTIMIZER_STATE_BYTES:
         raise UnmappedError(
@@ -321,6 +328,7 @@ def _workload(run: Run, convention: Convention, cluster: Cluster, assume: Assump
             global_batch=_need(run, "global_batch"),
             sequence=_need(run, "seq_len"),
             precision=precision,
+            fp8_scaling=scaling if precision == "fp8" else "tensor",  # type: ignore[arg-type]
             attention=attention,
             optimizer=optimizer,  # type: ignore[arg-type]
             dropout=convention.dropout and attention == "eager",

@@ -17,6 +17,8 @@ WORDS: tuple[tuple[str, Any, str], ...] = (
     ("cuda_graphs", True, r"cuda_graph=1\b"),
     ("cuda_graphs", False, r"cuda_graph=0\b"),
     ("optimizer", "adam-8bit", r"\b8-bit optimizer\b"),
+    ("fp8_scaling", "row", r"\b(?:float8|fp8) rowwise\b"),
+    ("fp8_scaling", "tensor", r"\b(?:float8|fp8) tensorwise\b"),
     ("interleaved", True, r"\binterleaved\b"),
     ("shard_size", None, r"\b(?:fsdp shard group |zero1 group=)(\d+)\b"),
 )

@@ -141,6 +141,8 @@ class Run(BaseModel):
     """Whether a compiler fused element-wise kernels (torch.compile)."""
     cuda_graphs: Flag = None
     """Whether layers are replayed as CUDA graphs, which cost the host no launches."""
+    fp8_scaling: str | None = None
+    """``row`` or ``tensor``: what has a scale of its own in fp8 products."""
     interleaved: Flag = None
     """Whether stages hold several chunks of layers, where ``vpp`` does not say how many."""
 

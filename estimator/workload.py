@@ -10,6 +10,7 @@ Mode = Literal["train", "forward"]
 Attention = Literal["flash", "eager"]
 Optimizer = Literal["adam", "adam-bf16", "adam-8bit", "sgd", "sgd-momentum"]
 LoraTargets = Literal["attention", "all"]
+Fp8Scaling = Literal["tensor", "row"]
 
 CAST_PRECISIONS = ("fp8", "fp4")
 """Precisions that only GEMMs with weights run in, after a cast."""
@@ -39,6 +40,9 @@ class Workload:
     (flash attention of variable length); ``None`` where a sequence is one document."""
     precision: Precision = "bf16"
     """Of the GEMMs. fp8 and fp4 keep bf16 activations in memory and cast before each GEMM."""
+    fp8_scaling: Fp8Scaling = "tensor"
+    """Of fp8: ``row`` has a scale for each row of a GEMM's left and column of its right operand
+    (torchao's recipe ``rowwise``), ``tensor`` one for each tensor, or for blocks of it."""
     mode: Mode = "train"
     attention: Attention = "flash"
     """``eager`` writes the sequence x sequence scores to memory, ``flash`` does not."""
@@ -62,6 +66,11 @@ class Workload:
             raise ValueError(
                 f"flash attention runs in half precision, not {self.precision}; "
                 "use attention eager, or fp16, bf16, fp8 or fp4"
+            )
+        if self.fp8_scaling != "tensor" and self.precision != "fp8":
+            raise ValueError(
+                f"fp8_scaling={self.fp8_scaling} needs precision fp8, not {self.precision}; "
+                "use fp8, or leave it at tensor"
             )
         if self.document is not None and not 1 <= self.document <= self.sequence:
             raise ValueError(

@@ -19,6 +19,9 @@ from estimator.operators import NameArray
 from estimator.stack import Stack
 from estimator.workload import CAST_PRECISIONS, Workload
 
+ROW_SCALED = 0.95
+"""Rate of fp8 GEMMs with scales by row over those with one per tensor: the middle of the 90 to
+100 % that most shapes reach in PyTorch's CUTLASS kernel (pytorch issue 147971, H100)."""
 SMALL_HEAD = 100
 """Head sizes below this run fused attention at the table's ``small_head`` share."""
 LARGE_HEAD = 128
@@ -97,7 +100,9 @@ class Roofline:
                 starts = ops.starts[rows] * self.saturation_flops
                 flops = ops.flops[rows] + starts
                 one = self.gemm_seconds(flops, ops.bytes[rows], dtype, device)
-                seconds[rows] = one * self._grouped(ops, rows)
+                by_row = low_precision and workload.fp8_scaling == "row"
+                share = ROW_SCALED if by_row else 1.0
+                seconds[rows] = one * self._grouped(ops, rows) / share
         rows = ops.rows("attention")
         if len(rows):
             kernel = self.kernel(stack.attention_kernel, device)

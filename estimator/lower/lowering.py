@@ -187,6 +187,8 @@ class Lowering:
         keys = self.keys
         # What a GEMM reads may be cast before it is gathered; sums stay in half precision.
         cast = self.stack.casts_before_gather and place == "layer"
+        # Scales by row are found after the gather (torchtitan, docs/float8.md).
+        cast = cast and self.workload.fp8_scaling == "tensor"
         for kind, phase, count in rows:
             width = self.workload.gemm_bytes if cast and kind == "all_gather" else self.element
             self.collective(

@@ -87,21 +87,26 @@ def _layer_extras(low: Lowering, kind: LayerKind) -> None:
     model, keys = low.model, low.keys
     mlp = model.ffn if kind == "dense" else model.experts.shared_ffn if model.experts else 0
     if low.workload.precision in CAST_PRECISIONS:
-        # Half precision is read, unless the kernel that makes it casts it as well; rows and columns
-        # are written, since backward reads the other way.
-        read = 0.0 if "cast" in low.stack.fused else low.element
-        moved = read + 2 * low.workload.gemm_bytes
-        cast = moved * low.tokens * (model.hidden + model.attention_width / keys.tp)
-        low.memory("casts of attention", "layer", forward=cast, backward=1.5 * cast)
-        cast = moved * low.tokens * (model.hidden + mlp / keys.tp)
+        forward, backward = _cast_bytes(low)
+        cast = low.tokens * (model.hidden + model.attention_width / keys.tp)
+        low.memory("casts of attention", "layer", forward=forward * cast, backward=backward * cast)
+        cast = low.tokens * (model.hidden + mlp / keys.tp)
         if kind == "moe" and model.experts is not None:
             visits = expert_rows(low, model.experts)
             # Fused experts cast what their activation gives inside their first product.
             inner = 0.0 if "expert_mlp" in low.stack.fused else model.experts.ffn / keys.etp
-            cast = cast + moved * visits * (model.hidden + inner)
+            cast = cast + visits * (model.hidden + inner)
         low.again = MLP
-        low.memory("casts of mlp", "layer", forward=cast, backward=1.5 * cast)
+        low.memory("casts of mlp", "layer", forward=forward * cast, backward=backward * cast)
         low.again = FULL
+        if low.workload.fp8_scaling == "row":
+            weights = layer_shard(model, kind, keys.tp) + expert_shard(
+                model, kind, keys.ep, keys.etp
+            )
+            row, column = _rowwise_bytes(low)
+            low.memory(
+                "casts of weights", "layer", forward=row * weights, backward=column * weights
+            )
     share = low.stack.gradient_accumulation_traffic
     if share and low.workload.mode == "train" and low.workload.lora_rank is None:
         low.rows.add(
@@ -116,6 +121,28 @@ def _layer_extras(low: Lowering, kind: LayerKind) -> None:
             * 8.0
             * (layer_shard(model, kind, keys.tp) + expert_shard(model, kind, keys.ep, keys.etp)),
         )
+
+
+def _cast_bytes(low: Lowering) -> tuple[float, float]:
+    """Bytes that casts move for each element that a layer's GEMMs read, forward and backward.
+
+    Half precision is read, unless the kernel that makes it casts it as well; rows and columns are
+    written, since backward reads the other way. Half as many gradients again as inputs are cast.
+    With scales by row nothing can be cast the other way before backward, where the inputs are cast
+    by column, and gradients by both.
+    """
+    if low.workload.fp8_scaling == "row":
+        row, column = _rowwise_bytes(low)
+        return row, column + 1.5 * (row + column)
+    read = 0.0 if "cast" in low.stack.fused else low.element
+    moved = read + 2 * low.workload.gemm_bytes
+    return moved, 1.5 * moved
+
+
+def _rowwise_bytes(low: Lowering) -> tuple[float, float]:
+    """Bytes of a cast by row, whose scale is found while the row is at hand, and by column."""
+    read, write = low.element, low.workload.gemm_bytes
+    return read + write, 2 * read + write
 
 
 def layer_shard(model: Transformer, kind: LayerKind, tp: IntArray) -> FloatArray:

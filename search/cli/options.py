@@ -35,6 +35,9 @@ Dropout = Annotated[bool, typer.Option("--dropout", help="Dropout runs.")]
 LoraRank = Annotated[
     int | None, typer.Option("--lora-rank", help="Train adapters of this rank, freeze the rest.")
 ]
+Fp8ScalingName = Annotated[
+    str, typer.Option("--fp8-scaling", help="Scales of fp8 products: by tensor, or by row.")
+]
 LoraTargetsName = Annotated[
     str, typer.Option("--lora-targets", help="Adapters on attention, or on all dense projections.")
 ]
@@ -81,6 +84,7 @@ def load_problem(
     global_batch: int,
     sequence: int,
     precision: str,
+    fp8_scaling: str,
     attention: str,
     optimizer: str,
     mode: str,
@@ -101,6 +105,7 @@ def load_problem(
 
     for option, given, kind in (
         ("precision", precision, words.Precision),
+        ("fp8_scaling", fp8_scaling, words.Fp8Scaling),
         ("attention", attention, words.Attention),
         ("optimizer", optimizer, words.Optimizer),
         ("mode", mode, words.Mode),
@@ -112,6 +117,7 @@ def load_problem(
         global_batch=global_batch,
         sequence=sequence,
         precision=precision,  # type: ignore[arg-type]
+        fp8_scaling=fp8_scaling,  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         optimizer=optimizer,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]

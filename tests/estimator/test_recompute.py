@@ -124,6 +124,32 @@ def test_xla_keeps_the_products_of_attention() -> None:
     assert kept.checkpoint[0] == 2 * TOKENS * HIDDEN
 
 
+def test_scales_by_row_cast_again_for_backward() -> None:
+    """Forward reads 2 and writes 1 byte an element; backward casts inputs by column, which reads
+    twice (5), and half as many gradients again by row and by column (1.5 x 8); weights like inputs.
+    """
+    fp8 = replace(WORKLOAD, precision="fp8")
+    keys, _ = layer_keys(Plans.of([Plan(dp=4, tp=2, sequence_parallel=True)]), MEGATRON)
+
+    def moved(workload: Workload, name: str) -> list[float]:
+        ops = lower_layers(LLAMA, workload, CLUSTER, keys, MEGATRON)
+        return [
+            float(ops.bytes[i][0]) for i, slot in enumerate(ops.slots) if slot.name.startswith(name)
+        ]
+
+    row = replace(fp8, fp8_scaling="row")
+    inputs = TOKENS * (HIDDEN + HIDDEN / 2)
+    assert moved(row, "casts of attention") == [3 * inputs, 17 * inputs]
+    assert moved(fp8, "casts of attention") == [4 * inputs, 6 * inputs]
+    weights = LLAMA.layer_sharded_parameters("dense") / 2
+    weights += LLAMA.layer_replicated_parameters("dense")
+    assert moved(row, "casts of weights") == [3 * weights, 5 * weights]
+    assert moved(fp8, "casts of weights") == []
+    # What tensor-parallel ranks gather stays in bf16: twice the bytes of fp8.
+    halves = [one / two for one, two in zip(moved(fp8, "qkv"), moved(row, "qkv"), strict=True)]
+    assert {1.0, 0.5} == set(halves)
+
+
 def test_fused_casts_write_what_they_read() -> None:
     """bf16 read (2) and two fp8 copies written (1 each), or the copies alone."""
     fp8 = replace(WORKLOAD, precision="fp8")

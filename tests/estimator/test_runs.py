@@ -304,6 +304,26 @@ def test_a_network_says_how_many_nics_share_a_node() -> None:
     assert nic("RoCE", 50.0) is None
 
 
+def test_words_of_notes_say_what_fp8_scales() -> None:
+    fp8 = LLAMA.model_copy(update={"precision": "fp8"})
+    assert Run(notes="async TP; float8 rowwise; torch.compile").fp8_scaling == "row"
+    assert Run(notes="vanilla TP; float8 tensorwise").fp8_scaling == "tensor"
+    assert map_run(fp8.model_copy(update={"fp8_scaling": "row"})).workload.fp8_scaling == "row"
+    assert map_run(LLAMA.model_copy(update={"fp8_scaling": "row"})).workload.fp8_scaling == "tensor"
+    with pytest.raises(UnmappedError, match="fp8_scaling 'block' is unknown; use tensor, row"):
+        map_run(fp8.model_copy(update={"fp8_scaling": "block"}))
+
+
+def test_llamas_of_gpt_neox_run_one_block_after_the_other() -> None:
+    """GPT-NeoX-20B has one residual for both; configurations of Llama do not (gpt_j_residual)."""
+    change = {"framework": "GPT-NeoX (DeepSpeed)", "layers": 40, "hidden": 5120, "heads": 40}
+    run = LLAMA.model_copy(update={**change, "n_gpus": 64, "tp": 8})
+    for name, parallel in (("gpt-neox-20b", True), ("llama-13b", False), ("llemma-7b", False)):
+        model = map_run(run.model_copy(update={"model": name})).model
+        assert model.parallel_residual == parallel
+        assert model.norm == ("layernorm" if parallel else "rmsnorm")
+
+
 def test_words_of_notes_say_what_shards_are_spread_over() -> None:
     said = Run(notes="FSDP shard group 128, DP replicas 4", framework="MaxText (JAX)")
     assert said.shard_size == 128

@@ -76,6 +76,10 @@ def test_what_is_trained_reaches_the_estimate(capsys: pytest.CaptureFixture[str]
     packed = document(["estimate", *SMALL, *PLAN, "--document", "512"], capsys)
     masks = document(["estimate", *SMALL, *PLAN, "--dropout"], capsys)
     forward = document(["estimate", *SMALL, "--plan", "tp=2", "--mode", "forward"], capsys)
+    fp8 = ["estimate", *SMALL, *PLAN, "--precision", "fp8"]
+    by_tensor = document(fp8, capsys)
+    by_row = document([*fp8, "--fp8-scaling", "row"], capsys)
+    assert by_tensor["time"]["compute"] < by_row["time"]["compute"] < whole["time"]["compute"]
     assert adapters["memory"]["optimizer"] < 0.1 * whole["memory"]["optimizer"]
     assert more["memory"]["optimizer"] > adapters["memory"]["optimizer"]
     assert packed["time"]["compute"] < whole["time"]["compute"]
@@ -216,6 +220,8 @@ BAD: list[tuple[list[str], str]] = [
     (["search", "--mode", "dream"], "must be one of train, forward"),
     (["search", "--document", "0"], "document=0 must lie from 1 to the 8192 tokens of a sequence"),
     (["search", "--document", "64", "--attention", "eager"], "needs attention flash"),
+    (["search", "--fp8-scaling", "block"], "fp8_scaling=block must be one of tensor, row"),
+    (["search", "--fp8-scaling", "row"], "fp8_scaling=row needs precision fp8, not bf16"),
     (["search", "--lora-targets", "qkv"], "lora_targets=qkv must be one of attention, all"),
     (["search", "--lora-targets", "all"], "lora_targets=all needs lora_rank"),
     (["search", "--lora-rank", "0"], "lora_rank=0 must be at least 1"),
