@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from estimator.cluster import Cluster
-from estimator.plan import Recompute
+from estimator.plan import Offload, Recompute
 from estimator.workload import Attention, LoraTargets
 
 DEVICES: tuple[tuple[str, str], ...] = (
@@ -80,6 +80,9 @@ class Convention:
     adapters_overlap_tp: bool | None = None
     """Whether adapters run tensor parallelism beside GEMMs; ``None`` is the stack's habit."""
     lora_targets: LoraTargets = "attention"
+    zero3_offload: Offload = "none"
+    """What its ZeRO-3 example leaves in host memory with full recompute, beside the optimizer's
+    states where a run says so."""
     tuning_document: int | None = None
     """Mean tokens of the documents that its fine-tuning recipes pack into a sequence."""
     least_recompute: bool = False
@@ -136,6 +139,8 @@ CONVENTIONS: tuple[Convention, ...] = (
         attention="eager",
         half="fp16",
         dropout=True,
+        # DeepSpeedExamples, ds_pretrain_gpt2-zero3.sh: PA, PA_CPU.
+        zero3_offload="checkpoints",
     ),
     # The fork of the zero-bubble papers (2023), with flash attention.
     Convention(

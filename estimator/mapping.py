@@ -16,7 +16,7 @@ from estimator.cluster import Cluster
 from estimator.compose import peak_memory
 from estimator.conventions import CLUSTERS, DEVICES, Convention, convention_of
 from estimator.model import Experts, LatentAttention, Transformer
-from estimator.plan import Plan, Plans, Recompute
+from estimator.plan import Offload, Plan, Plans, Recompute
 from estimator.plan_of_run import plan_of_run
 from estimator.runs import Run
 from estimator.stack import Stack
@@ -121,8 +121,10 @@ def _need(run: Run, name: str) -> Any:
 
 
 def _supported(run: Run) -> None:
-    if (run.offload or "none").lower() not in ("none", "optimizer"):
-        raise UnmappedError(f"offload of {run.offload!r} is not supported, only of the optimizer")
+    if (run.offload or "none").lower() not in get_args(Offload):
+        raise UnmappedError(
+            f"offload of {run.offload!r} is not supported; use " + ", ".join(get_args(Offload))
+        )
 
 
 def _convention(run: Run, assume: Assumptions) -> Convention:

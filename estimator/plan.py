@@ -14,16 +14,20 @@ IntArray = NDArray[np.int64]
 
 Schedule = Literal["gpipe", "1f1b", "zb-h1", "zb-h2"]
 Recompute = Literal["none", "selective", "mlp", "full"]
-Offload = Literal["none", "optimizer"]
+Offload = Literal["none", "optimizer", "checkpoints", "both"]
 Order = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("gpipe", "1f1b", "zb-h1", "zb-h2"),
     "recompute": ("none", "selective", "mlp", "full"),
-    "offload": ("none", "optimizer"),
+    "offload": ("none", "optimizer", "checkpoints", "both"),
     "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
 }
 """Words of the categorical fields; a column holds the word's index."""
+
+HOST_OPTIMIZER = tuple(CHOICES["offload"].index(word) for word in ("optimizer", "both"))
+HOST_CHECKPOINTS = tuple(CHOICES["offload"].index(word) for word in ("checkpoints", "both"))
+"""Indices of the words of ``offload`` with which host memory holds either."""
 
 OPTIONAL = {
     "etp",
@@ -92,6 +96,8 @@ class Plan:
     overlap_p2p: bool | None = None
     """Communication that runs beside compute; ``None`` is the stack's habit."""
     offload: Offload = "none"
+    """What host memory holds: optimizer states, which it updates; inputs of layers that run again,
+    cut over tp (DeepSpeed's ``partition_activations`` and ``cpu_checkpointing``); or both."""
     order: Order = "tp-cp-ep-dp-pp"
     """Axes from innermost rank stride to outermost."""
 

@@ -62,9 +62,6 @@ def plan_of_run(
             )
         if etp is not None and run.etp is None:
             assume("etp", None, etp, "usual with expert parallelism")
-    offload: Offload = "optimizer" if (run.offload or "").lower() == "optimizer" else "none"
-    if offload != "none" and cluster.device.host is None:
-        raise UnmappedError(f"the host of {cluster.device.name}, for offload, is not known")
     split = max(tp, pp) > 1 and workload.lora_rank is not None
     recompute, recompute_layers = _recompute(run, convention, model.layers // pp, split, assume)
     sequence_parallel = assume(
@@ -76,6 +73,8 @@ def plan_of_run(
         if usual is not None:
             overlap_tp = assume("overlap_tp", None, usual, "usual for its adapters")
     zero = _zero(run, convention, dp * cp, pp, assume)
+    whole = zero == 3 and recompute == "full" and recompute_layers is None
+    offload = _offload(run, convention, cluster, whole, assume)
     shard_size = run.shard_size if zero and run.shard_size != dp * cp else None
     if shard_size is not None and dp * cp % shard_size:
         raise UnmappedError(
@@ -139,6 +138,20 @@ def _recompute(
         assume("recompute_layers", None, every_second, "selective is every second layer there")
         return "full", every_second
     return kind, None
+
+
+def _offload(
+    run: Run, convention: Convention, cluster: Cluster, whole: bool, assume: Assumptions
+) -> Offload:
+    """What host memory holds; ``whole``: zero=3 with every layer recomputed."""
+    said = next((one for one in get_args(Offload) if one == (run.offload or "").lower()), None)
+    offload: Offload = said or "none"
+    if whole and convention.zero3_offload != "none" and said in (None, "optimizer"):
+        usual = convention.zero3_offload if said is None else "both"
+        offload = assume("offload", None, usual, "as its example for zero=3")
+    if offload != "none" and cluster.device.host is None:
+        raise UnmappedError(f"the host of {cluster.device.name}, for offload, is not known")
+    return offload
 
 
 def _zero(run: Run, convention: Convention, ranks: int, pp: int, assume: Assumptions) -> int:

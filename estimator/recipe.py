@@ -26,12 +26,19 @@ WORDS: tuple[tuple[str, Any, str], ...] = (
 first match of a column counts."""
 
 
+SECTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("offload", "optimizer", r"\bfull (?:optim )?cpu offload\b"),
+)
+"""The same for the title of the section that a run stands in, of its ``source_ref``."""
+
+
 def from_notes(row: dict[str, Any]) -> dict[str, Any]:
     """The row with blank columns of the recipe filled in from the words in its notes."""
-    text = str(row.get("notes") or "").lower()
     filled = dict(row)
-    for column, value, pattern in WORDS:
-        found = re.search(pattern, text)
-        if filled.get(column) is None and found:
-            filled[column] = found[1] if value is None else value
+    for where, words in (("notes", WORDS), ("source_ref", SECTIONS)):
+        text = str(row.get(where) or "").lower()
+        for column, value, pattern in words:
+            found = re.search(pattern, text)
+            if filled.get(column) is None and found:
+                filled[column] = found[1] if value is None else value
     return filled

@@ -156,6 +156,8 @@ class Run(BaseModel):
     mem_kind: str | None = None
     oom: Flag = None
     notes: str | None = None
+    source_ref: str | None = None
+    """Where it is published, with the title of its section."""
 
     @model_validator(mode="before")
     @classmethod

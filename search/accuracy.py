@@ -17,7 +17,17 @@ from search.validate import Scored
 NEAR = 0.05
 """Measured times closer than this are no choice: pairs below it are not ranked."""
 MEASURED = {"iter_time_s", "tokens_per_s_per_gpu", "samples_per_s", "mem_gb_per_gpu", "mem_kind"}
-LABELS = {"row_id", "role", "choice_group", "dup_of", "use_time", "use_mem", "oom", "notes"}
+LABELS = {
+    "row_id",
+    "role",
+    "choice_group",
+    "dup_of",
+    "use_time",
+    "use_mem",
+    "oom",
+    "notes",
+    "source_ref",
+}
 CONFIGURATION = tuple(
     name for name in Run.model_fields if name not in MEASURED | LABELS | {"config_grade"}
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estimator.plan import CHOICES, UNSET, Plan, Plans
+from estimator.plan import CHOICES, HOST_CHECKPOINTS, UNSET, Plan, Plans
 from spaces.problem import BoolArray, Problem, Rule, divisors, offer
 from spaces.stages import fullest_stage
 
@@ -103,14 +103,22 @@ def _explain_forward(problem: Problem, plan: Plan) -> str:
 
 def _offload(problem: Problem, plans: Plans) -> BoolArray:
     known = problem.cluster.device.host is not None and problem.workload.mode == "train"
-    legal: BoolArray = (plans.offload == CHOICES["offload"].index("none")) | known
+    whole = (plans.recompute == FULL) & (plans.recompute_layers == UNSET)
+    movable = whole | ~np.isin(plans.offload, HOST_CHECKPOINTS)
+    legal: BoolArray = (plans.offload == CHOICES["offload"].index("none")) | (known & movable)
     return legal
 
 
 def _explain_offload(problem: Problem, plan: Plan) -> str:
     if problem.workload.mode == "forward":
         return (
-            f"offload={plan.offload} moves optimizer states and mode is forward; use offload=none"
+            f"offload={plan.offload} moves what only training has and mode is forward; use "
+            "offload=none"
+        )
+    if problem.cluster.device.host is not None:
+        return (
+            f"offload={plan.offload} moves the inputs of layers that run again; use "
+            "recompute=full without recompute_layers, or offload=none"
         )
     return (
         f"offload={plan.offload} needs to know the host of {problem.cluster.device.name}; give "
@@ -199,8 +207,8 @@ RUN_RULES = (
     ),
     Rule(
         "offload",
-        "optimizer states go to a host that is known",
-        ("offload",),
+        "what is offloaded exists, and its host is known",
+        ("offload", "recompute", "recompute_layers"),
         _offload,
         _explain_offload,
     ),

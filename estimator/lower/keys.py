@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimator.lower.slots import FloatArray, IntArray, ranks_inside, unique_rows
-from estimator.plan import CHOICES, UNSET, Plans
+from estimator.plan import CHOICES, HOST_CHECKPOINTS, UNSET, Plans
 from estimator.schedule import ONE_F_ONE_B, ZB_H1
 from estimator.stack import Stack
 
@@ -37,6 +37,8 @@ class Keys:
     overlap_ep: IntArray
     overlap_p2p: IntArray
     """Whether that communication runs beside compute; the stack's habit where a plan is silent."""
+    host_checkpoints: IntArray
+    """Whether layers leave their inputs in host memory until they run again."""
     puts_off: IntArray
     """Whether a zero-bubble schedule takes weights' gradients from beside their reductions."""
 
@@ -79,6 +81,7 @@ def layer_keys(plans: Plans, stack: Stack) -> tuple[Keys, IntArray]:
         * ((plans.pp == 1) | (plans.interleave > 1)),
         # One chunk's activations travel while another chunk runs; 1F1B has no other chunk.
         "overlap_p2p": overlaps(plans.overlap_p2p, stack.overlap_p2p) * (plans.interleave > 1),
+        "host_checkpoints": np.isin(plans.offload, HOST_CHECKPOINTS).astype(np.int64),
         "puts_off": ((plans.schedule >= ZB_H1) & (plans.pp > 1) & (plans.tp > 1)).astype(np.int64),
     }
     first, index = unique_rows(list(columns.values()))

@@ -17,10 +17,10 @@ from estimator.lower.attention import kv_elements
 from estimator.lower.keys import Keys, expert_tp
 from estimator.lower.kinds import layer_kinds
 from estimator.lower.slots import FloatArray, IntArray, largest_row
-from estimator.lower.step import ON_DEVICE, Shards, state_bytes, state_parameters
+from estimator.lower.step import Shards, state_bytes, state_parameters
 from estimator.lower.transformer import vocab_rows
 from estimator.model import LayerKind, Transformer
-from estimator.plan import CHOICES, UNSET, Plans
+from estimator.plan import CHOICES, HOST_CHECKPOINTS, HOST_OPTIMIZER, UNSET, Plans
 from estimator.schedule import GPIPE, ZB_H1, ZB_H2, micro_batch_group
 from estimator.stack import Stack
 from estimator.workload import Workload
@@ -190,7 +190,7 @@ def stage_state_bytes(
         "gradients": gradient * _spread(trainable, trained_experts, shards, zero >= 2),
         "optimizer": optimizer
         * state_parameters(model, workload, stack, shards)
-        * (shards.plans.offload == ON_DEVICE),
+        * ~np.isin(shards.plans.offload, HOST_OPTIMIZER),
         "buffers": np.broadcast_to(buffers, parameters.shape) * exists,
     }
 
@@ -273,13 +273,14 @@ def peak_memory_parts(
     held = in_flight(plans, shards.classes.position[:, step_P], micro_batches)
 
     full, selective, mlp = (plans.recompute == kind for kind in (FULL, SELECTIVE, MLP))
+    away = np.isin(plans.offload, HOST_CHECKPOINTS)
     recomputed = recomputed_layers(plans, layers)
     share = recomputed / np.maximum(layers, 1)
     activations = np.zeros(layers.shape)
     for n in range(len(kept.layer)):
         per_layer = np.where(selective, kept.without_scores[n][key_P], kept.layer[n][key_P])
         per_layer = np.where(mlp, kept.without_mlp[n][key_P], per_layer)
-        saving = kept.layer[n][key_P] - kept.checkpoint[key_P]
+        saving = kept.layer[n][key_P] - np.where(away, 0.0, kept.checkpoint[key_P])
         activations += shards.layers_NCU[n][:, step_P] * (per_layer - share * saving)
     activations[0] += kept.embedding[key_P]
     per_micro_batch = np.where(exists, activations, 0.0)

@@ -26,13 +26,12 @@ from estimator.lower.slots import (
 from estimator.lower.stages import StageClasses, stage_classes
 from estimator.lower.transformer import expert_shard, layer_shard, vocab_rows
 from estimator.model import Transformer
-from estimator.plan import CHOICES, UNSET, Plans
+from estimator.plan import HOST_OPTIMIZER, UNSET, Plans
 from estimator.stack import Stack
 from estimator.workload import OPTIMIZER_STATE_BYTES, Workload
 
 ATTENTION_MATRICES = 2
 """Of a layer: queries, keys and values as one, and the output projection."""
-ON_DEVICE = CHOICES["offload"].index("none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +270,7 @@ def lower_step(
         tied,
     )
     updated = state_parameters(model, workload, stack, shards) * exists
-    on_device = (plans.offload == ON_DEVICE).astype(float)
+    on_device = 1.0 - np.isin(plans.offload, HOST_OPTIMIZER)
     states = optimizer_traffic(workload, stack) * updated
     copied = (gradient + float(workload.activation_bytes)) * updated
     rows.add(

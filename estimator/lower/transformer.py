@@ -69,6 +69,7 @@ def lower_layers(
         attention_block(low, windowed=kind.windowed)
         mlp_block(low, kind.mlp)
         _layer_extras(low, kind.mlp)
+        _checkpoint_copies(low)
         trained = trained_share(model, workload, kind.mlp)
         _gather_weights(low, "layer", "layer", layer_shard(model, kind.mlp, keys.tp), trained)
         if kind.mlp == "moe":
@@ -120,6 +121,28 @@ def _layer_extras(low: Lowering, kind: LayerKind) -> None:
             bytes=share
             * 8.0
             * (layer_shard(model, kind, keys.tp) + expert_shard(model, kind, keys.ep, keys.etp)),
+        )
+
+
+def _checkpoint_copies(low: Lowering) -> None:
+    """A layer's input to host memory and back, a part of it on each tensor-parallel rank.
+
+    DeepSpeed copies at once and waits (runtime/activation_checkpointing/checkpointing.py).
+    """
+    keys = low.keys
+    if not keys.host_checkpoints.any():
+        return
+    for phase in PASS_PHASES:
+        low.rows.add(
+            Slot(
+                name="checkpoint copy",
+                kind="host_copy",
+                place="layer",
+                phase=phase,
+                layer=low.layer,
+            ),
+            count=keys.host_checkpoints.astype(float),
+            bytes=low.tokens * low.model.hidden * low.element / keys.tp,
         )
 
 

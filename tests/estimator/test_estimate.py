@@ -151,6 +151,41 @@ def test_offloaded_states_leave_the_device_and_cost_copies() -> None:
     assert away.time["optimizer"] == pytest.approx(scale * seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize(("tp", "sequence_parallel"), [(1, False), (4, False), (4, True)])
+def test_checkpoints_on_the_host_leave_the_device_and_cost_copies(
+    tp: int, sequence_parallel: bool
+) -> None:
+    """By hand: each layer's input once down and once up, a part of it on each of tp ranks."""
+    plan = Plan(
+        dp=64 // tp,
+        tp=tp,
+        zero=3,
+        recompute="full",
+        sequence_parallel=sequence_parallel,
+        micro_batch=4,
+    )
+    kept, away = (
+        estimate(MODEL, WORKLOAD, CLUSTER, replace(plan, offload=kind), stack=STACK)  # type: ignore[arg-type]
+        for kind in ("none", "checkpoints")
+    )
+    host = CLUSTER.device.host
+    assert host is not None
+    row = 4 * WORKLOAD.sequence * MODEL.hidden * 2
+    layers = MODEL.layers
+    saved = kept.memory["activations"] - away.memory["activations"]
+    assert saved == pytest.approx(layers * row / (tp if sequence_parallel else 1), rel=1e-6)
+    assert away.memory["optimizer"] == kept.memory["optimizer"] > 0
+    micro_batches = WORKLOAD.global_batch / (64 / tp * 4)
+    seconds = micro_batches * layers * 2 * row / tp / host.bandwidth
+    scale = STACK.in_situ["analytic"] * (1 + STACK.straggler_per_doubling * 3)
+    assert away.time["compute"] - kept.time["compute"] == pytest.approx(scale * seconds, rel=1e-3)
+    assert away.time["optimizer"] == kept.time["optimizer"]
+    both = estimate(MODEL, WORKLOAD, CLUSTER, replace(plan, offload="both"), stack=STACK)
+    assert both.memory["activations"] == away.memory["activations"]
+    assert both.memory["optimizer"] == 0
+    assert both.time["compute"] == away.time["compute"]
+
+
 def test_unknown_cost_model_is_named() -> None:
     with pytest.raises(ValueError, match=r"unknown cost model 'banana'; use one of analytic"):
         estimate(MODEL, WORKLOAD, CLUSTER, Plan(dp=64), stack=STACK, cost="banana")

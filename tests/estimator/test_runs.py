@@ -199,7 +199,7 @@ def test_a_shape_without_a_catalogue_entry() -> None:
         ({"framework": "MyTrainer"}, "framework 'MyTrainer' is unknown"),
         ({"model": "mystery"}, "model 'mystery' has no shape (layers, hidden, heads)"),
         ({"moe_experts": 8}, "contradiction: moe_experts=8, but llama-3.1-8b of the catalogue"),
-        ({"offload": "params"}, "offload of 'params' is not supported, only of the optimizer"),
+        ({"offload": "params"}, "offload of 'params' is not supported; use none, optimizer, ch"),
         ({"offload": "optimizer", "gpu": "MI300X"}, "the host of mi300x, for offload, is not"),
         ({"precision": "int4"}, "precision 'int4' is not supported yet"),
         ({"optimizer": "lion"}, "optimizer 'lion' is not supported; use adam, adam-bf16, "),
@@ -302,6 +302,23 @@ def test_a_network_says_how_many_nics_share_a_node() -> None:
     assert nic("4x100Gb RoCE per node", 50.0) == 12.5e9
     assert nic("4x100Gb RoCE per node", 100.0) is None
     assert nic("RoCE", 50.0) is None
+
+
+def test_the_zero_3_example_of_megatron_deepspeed_leaves_checkpoints_on_the_host() -> None:
+    """DeepSpeedExamples, ds_pretrain_gpt2-zero3.sh: partitioned over tp, in host memory."""
+    change = {"framework": "Megatron-DeepSpeed", "gpu": "V100-SXM2-32GB", "precision": "fp16"}
+    run = LLAMA.model_copy(update={**change, "zero_stage": 3, "recompute": "full"})
+    mapped = map_run(run)
+    assert mapped.plan.offload == "checkpoints"
+    assert mapped.assumed["offload"] == "checkpoints (as its example for zero=3)"
+    for other in ({"offload": "none"}, {"recompute": "none"}, {"zero_stage": 1}):
+        assert map_run(run.model_copy(update=other)).plan.offload == "none"
+    said = Run(source_ref="gpt2.md :: ZeRO (old branch) / With full optim cpu offload (line 398)")
+    assert said.offload == "optimizer"
+    optimizer = map_run(run.model_copy(update={"offload": said.offload}))
+    assert optimizer.plan.offload == "both"
+    elsewhere = {"framework": "HF Trainer + DeepSpeed", "offload": "optimizer"}
+    assert map_run(run.model_copy(update=elsewhere)).plan.offload == "optimizer"
 
 
 def test_words_of_notes_say_what_fp8_scales() -> None:

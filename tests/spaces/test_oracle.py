@@ -108,6 +108,10 @@ def runnable(given: Problem, plan: Plan) -> bool:
     if job.mode == "forward" and (plan.recompute != "none" or plan.zero in (1, 2)):
         return False
     hosted = given.cluster.device.host is not None and job.mode == "train"
+    if plan.offload in ("checkpoints", "both") and (
+        plan.recompute != "full" or plan.recompute_layers is not None
+    ):
+        return False
     return (plan.offload == "none" or hosted) and plan.order in stack.rank_orders
 
 

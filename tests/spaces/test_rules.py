@@ -62,6 +62,7 @@ BROKEN = [
     ("forward", problem(mode="forward"), "dp=64,recompute=full", "use recompute=none"),
     ("forward", problem(mode="forward"), "dp=64,zero=1", "zero=0 or 3"),
     ("offload", problem(mode="forward"), "dp=64,offload=optimizer", "mode is forward"),
+    ("offload", problem(), "dp=64,offload=checkpoints", "use recompute=full"),
     ("offload", problem(device="mi300x"), "dp=64,offload=optimizer", "the host of mi300x"),
     (
         "order",
