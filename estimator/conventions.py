@@ -68,6 +68,8 @@ class Convention:
     """It cuts a rank's batch into as many micro-batches as there are stages, unless told."""
     eager_stack: str | None = None
     """Its stack where nothing is compiled."""
+    adapter_stack: str | None = None
+    """Its stack where adapters are trained."""
     graph_stack: str | None = None
     """Its stack where layers are replayed as CUDA graphs."""
     early_stack: str | None = None
@@ -103,6 +105,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         name="mlperf",
         pattern=r"\bmlperf\b",
         stack="mlperf",
+        adapter_stack="mlperf-lora",
         graph_stack="mlperf-graphs",
         zero=1,
         sequence_parallel=True,

@@ -104,6 +104,8 @@ def _stack_name(run: Run, convention: Convention, cluster: Cluster, assume: Assu
         graphs = assume("cuda_graphs", graphs, recent, "its recipes of that release")
     if graphs and convention.graph_stack is not None:
         return convention.graph_stack
+    if convention.adapter_stack is not None and (run.workload or "").lower() == "lora":
+        return convention.adapter_stack
     return convention.stack
 
 

@@ -153,6 +153,17 @@ def test_conventions_by_framework_and_era(
     assert mapped.workload.attention == attention
 
 
+def test_what_was_fitted_to_adapters_is_for_adapters() -> None:
+    """MLPerf's runs of role fit are all fine-tuning: pretraining takes nothing from them."""
+    run = LLAMA.model_copy(update={"source_id": "mlperf", "framework": "NVIDIA NeMo"})
+    tuned = run.model_copy(update={"workload": "lora"})
+    graphs = tuned.model_copy(update={"cuda_graphs": True})
+    stacks = [map_run(one).stack for one in (run, tuned, graphs)]
+    assert [one.name for one in stacks] == ["mlperf", "mlperf-lora", "mlperf-graphs"]
+    assert stacks[0].calibration is None
+    assert stacks[1].calibration is not None
+
+
 @pytest.mark.parametrize(
     ("notes", "column", "value"),
     [
