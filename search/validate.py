@@ -166,7 +166,8 @@ def implausible(mapped: Mapped, run: Run, seconds: float | None) -> None:
 
 def _problem_key(mapped: Mapped) -> tuple[Any, ...]:
     cluster = mapped.cluster
-    network = cluster.scale_out.bandwidth if cluster.scale_out else None
+    out = cluster.scale_out
+    network = (out.bandwidth, out.nic_bandwidth) if out else None
     place = (
         cluster.name,
         cluster.device.name,
