@@ -62,6 +62,11 @@ def map_run(run: Run, *, stack: Stack | None = None) -> Mapped:
         raise UnmappedError(str(error)) from None
     if convention.least_recompute and run.recompute is None:
         plan = _least_recompute(model, workload, cluster, plan, used, assume)
+    if convention.selective_is_every_second_layer and plan.recompute_layers is not None:
+        peak = peak_memory(model, workload, cluster, Plans.of([plan]), stack=used)
+        if peak[0] > cluster.capacity_bytes:
+            assume("recompute_layers", None, "all", "every second layer would not fit")
+            plan = replace(plan, recompute_layers=None)
     return Mapped(
         model=model,
         workload=workload,

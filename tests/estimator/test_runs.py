@@ -332,6 +332,17 @@ def test_the_zero_3_example_of_megatron_deepspeed_leaves_checkpoints_on_the_host
     assert map_run(run.model_copy(update=elsewhere)).plan.offload == "optimizer"
 
 
+def test_a_run_that_ran_fits_what_it_selects() -> None:
+    """Every second layer, or all of them where half would not fit; 70B in bf16 on 128 GPUs."""
+    change = {"framework": "fms-fsdp (PyTorch FSDP)", "recompute": "selective", "micro_batch": 2}
+    run = LLAMA.model_copy(update={**change, "n_gpus": 128, "tp": 1, "global_batch": 256})
+    half = map_run(run)
+    assert (half.plan.recompute, half.plan.recompute_layers) == ("full", 16)
+    whole = map_run(run.model_copy(update={"model": "llama-3.1-70b"}))
+    assert (whole.plan.recompute, whole.plan.recompute_layers) == ("full", None)
+    assert whole.assumed["recompute_layers"] == "all (every second layer would not fit)"
+
+
 def test_words_of_notes_say_what_fp8_scales() -> None:
     fp8 = LLAMA.model_copy(update={"precision": "fp8"})
     assert Run(notes="async TP; float8 rowwise; torch.compile").fp8_scaling == "row"
