@@ -103,7 +103,8 @@ def report(
 def read_gemm(tables: Path) -> pd.DataFrame:
     """GEMM rows, one a shape: the median over the independent collections of one device.
 
-    Shapes that one of them lacks are left out: they would be as fast as the others alone.
+    Shapes that one of them lacks are left out: the others would decide them alone, and the
+    slowest did.
     """
     folder = tables / "kernels/bf16"
     parts = [pd.read_parquet(folder / f"aic_gemm_{part}.parquet") for part in ("bf16", "lowprec")]
